@@ -1,0 +1,278 @@
+//! The command line of a benchmark.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::grid::{Case, Causality, Dtype, Series, Size};
+
+/// What `--help` prints.
+pub const USAGE: &str = "\
+Times attention forward: our kernel (ours), our op in Burn (op), Burn's own op (burn).
+
+  cargo bench --bench forward [--features cuda|vulkan] -- [options]
+  FLASH_RUNTIME=cuda|vulkan|wgpu picks the runtime.
+
+  --dtype LIST      of f16,bf16,f32              (default f16,bf16)
+  --dims LIST       head dimensions              (default 64,128)
+  --seqlens LIST    sequence lengths             (default 1024,4096,16384)
+  --causal WHICH    both, no or yes              (default both)
+  --only LIST       of ours,op,burn              (default all three)
+  --small           tiny shapes for a CPU device (dtype f32, dims 64, seqlens 64,256)
+  --limit SECONDS   for one series on one case, its compilation and autotuning included
+                    (default 240); past it the case is 'not finished'
+  --budget SECONDS  for the whole run: stop the case at hand, 'skip' the rest
+  --batch-ms MS     least length of a timed batch (default 200, with --small 20)
+  --ceiling TFLOPS  a faster result is 'impossible' (default 1500)
+  --in-process      no child processes and no limit: for profilers and sanitizers
+  --out FILE        one JSON object per line
+  --plot FILE       SVG of TFLOP/s against sequence length
+  --peers FILE      output of benches/anchors/peers.py from the same machine: adds ratios
+";
+
+/// Whether series run in child processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Isolation {
+    /// One child per series; a case can be stopped at its limit.
+    Child,
+    /// Everything in this process; nothing can be stopped.
+    InProcess,
+}
+
+/// What this process is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Runs the grid and writes the report.
+    Main,
+    /// Reads case numbers from stdin and answers with results for this series.
+    Worker(Series),
+    /// Prints [`USAGE`] and ends.
+    Help,
+}
+
+/// The parsed command line.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Args {
+    /// What this process is.
+    pub role: Role,
+    /// Element types.
+    pub dtypes: Vec<Dtype>,
+    /// Head dimensions.
+    pub dims: Vec<usize>,
+    /// Sequence lengths.
+    pub seqlens: Vec<usize>,
+    /// Causal settings.
+    pub causalities: Vec<Causality>,
+    /// What is timed.
+    pub series: Vec<Series>,
+    /// Papers' or tiny shapes.
+    pub size: Size,
+    /// Longest time for one series on one case.
+    pub limit: Duration,
+    /// Longest time for the whole run.
+    pub budget: Option<Duration>,
+    /// Least length of a timed batch.
+    pub batch: Duration,
+    /// TFLOP/s that no device can exceed.
+    pub ceiling: f64,
+    /// Child processes or not.
+    pub isolation: Isolation,
+    /// JSON lines go here.
+    pub out: Option<PathBuf>,
+    /// The SVG goes here.
+    pub plot: Option<PathBuf>,
+    /// Output of the peers script.
+    pub peers: Option<PathBuf>,
+}
+
+impl Args {
+    /// The arguments when none are given.
+    fn with_defaults(size: Size) -> Self {
+        let small = size == Size::Small;
+        Self {
+            role: Role::Main,
+            dtypes: if small {
+                vec![Dtype::F32]
+            } else {
+                vec![Dtype::F16, Dtype::Bf16]
+            },
+            dims: if small { vec![64] } else { vec![64, 128] },
+            seqlens: if small {
+                vec![64, 256]
+            } else {
+                vec![1024, 4096, 16_384]
+            },
+            causalities: vec![Causality::Full, Causality::Causal],
+            series: Series::ALL.to_vec(),
+            size,
+            limit: Duration::from_secs(240),
+            budget: None,
+            batch: Duration::from_millis(if small { 20 } else { 200 }),
+            ceiling: 1500.0,
+            isolation: Isolation::Child,
+            out: None,
+            plot: None,
+            peers: None,
+        }
+    }
+
+    /// Parses the arguments after the program's name.
+    ///
+    /// # Errors
+    ///
+    /// A message for the user: an unknown option, a missing or malformed value, or `--peers`
+    /// with `--small` (the peers are measured on the papers' grid).
+    pub fn parse(args: &[String]) -> Result<Self, String> {
+        let size = if args.iter().any(|arg| arg == "--small") {
+            Size::Small
+        } else {
+            Size::Papers
+        };
+        let mut parsed = Self::with_defaults(size);
+        let mut rest = args.iter();
+        while let Some(option) = rest.next() {
+            match option.as_str() {
+                // Cargo passes --bench to a benchmark without the standard harness.
+                "--bench" | "--small" => continue,
+                "--in-process" => {
+                    parsed.isolation = Isolation::InProcess;
+                    continue;
+                }
+                "--help" | "-h" => {
+                    parsed.role = Role::Help;
+                    continue;
+                }
+                _ => {}
+            }
+            let value = rest
+                .next()
+                .ok_or_else(|| format!("unknown option or missing value: {option}"))?;
+            parsed.set(option, value)?;
+        }
+        if parsed.peers.is_some() && size == Size::Small {
+            return Err("--peers needs the papers' grid, so it does not go with --small".into());
+        }
+        Ok(parsed)
+    }
+
+    fn set(&mut self, option: &str, value: &str) -> Result<(), String> {
+        match option {
+            "--dtype" | "--dtypes" => self.dtypes = list(option, value, Dtype::parse)?,
+            "--dims" => self.dims = list(option, value, positive)?,
+            "--seqlens" => self.seqlens = list(option, value, positive)?,
+            "--only" => self.series = list(option, value, Series::parse)?,
+            "--causal" => {
+                self.causalities = match value {
+                    "both" => vec![Causality::Full, Causality::Causal],
+                    "no" => vec![Causality::Full],
+                    "yes" => vec![Causality::Causal],
+                    _ => return Err(format!("--causal {value}: expected both, no or yes")),
+                }
+            }
+            "--limit" => self.limit = Duration::from_secs(one(option, value, positive)? as u64),
+            "--budget" => {
+                self.budget = Some(Duration::from_secs(one(option, value, positive)? as u64));
+            }
+            "--batch-ms" => {
+                self.batch = Duration::from_millis(one(option, value, positive)? as u64);
+            }
+            "--ceiling" => {
+                self.ceiling = one(option, value, |text| {
+                    text.parse().ok().filter(|x: &f64| *x > 0.0)
+                })?;
+            }
+            "--worker" => self.role = Role::Worker(one(option, value, Series::parse)?),
+            "--out" => self.out = Some(value.into()),
+            "--plot" => self.plot = Some(value.into()),
+            "--peers" => self.peers = Some(value.into()),
+            _ => return Err(format!("unknown option {option}")),
+        }
+        Ok(())
+    }
+
+    /// The grid, lengths innermost. The same list in the main process and in its workers, which
+    /// are told a position in it.
+    pub fn cases(&self) -> Vec<Case> {
+        let mut cases = Vec::new();
+        for &dtype in &self.dtypes {
+            for &head_dim in &self.dims {
+                for &causality in &self.causalities {
+                    for &seqlen in &self.seqlens {
+                        cases.push(Case::new(self.size, dtype, head_dim, causality, seqlen));
+                    }
+                }
+            }
+        }
+        cases
+    }
+}
+
+fn positive(text: &str) -> Option<usize> {
+    text.parse().ok().filter(|&n| n > 0)
+}
+
+fn one<T>(option: &str, value: &str, parse: impl Fn(&str) -> Option<T>) -> Result<T, String> {
+    parse(value).ok_or_else(|| format!("{option}: {value:?} is not a value it takes"))
+}
+
+fn list<T>(option: &str, value: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Vec<T>, String> {
+    value
+        .split(',')
+        .map(|item| one(option, item.trim(), &parse))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Args, String> {
+        let args: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        Args::parse(&args)
+    }
+
+    #[test]
+    fn the_default_grid_is_the_papers() {
+        let args = parse("--bench").unwrap();
+        assert_eq!(args.cases().len(), 2 * 2 * 2 * 3);
+        assert_eq!(args.series, Series::ALL);
+        assert_eq!(args.role, Role::Main);
+    }
+
+    #[test]
+    fn lists_and_values_are_read() {
+        let args = parse(
+            "--dtype f32,bf16 --dims 256 --seqlens 4096 --causal yes --only ours,burn --limit 9",
+        )
+        .unwrap();
+        assert_eq!(args.dtypes, [Dtype::F32, Dtype::Bf16]);
+        assert_eq!(args.causalities, [Causality::Causal]);
+        assert_eq!(args.series, [Series::Ours, Series::Burn]);
+        assert_eq!(args.limit, Duration::from_secs(9));
+        let shapes: Vec<_> = args.cases().iter().map(Case::shape).collect();
+        assert_eq!(shapes, [[4, 8, 4096, 256]; 2]);
+    }
+
+    #[test]
+    fn small_changes_the_defaults_wherever_it_stands() {
+        let args = parse("--dims 32 --small").unwrap();
+        assert_eq!(args.dims, [32]);
+        assert_eq!(args.cases()[0].shape(), [4, 8, 64, 32]);
+    }
+
+    #[test]
+    fn nonsense_is_refused_by_name() {
+        for line in [
+            "--nope 1",
+            "--dims",
+            "--dims 0",
+            "--dtype f8",
+            "--causal maybe",
+            "--ceiling -1",
+        ] {
+            let message = parse(line).unwrap_err();
+            let option = line.split_whitespace().next().unwrap();
+            assert!(message.contains(option), "{line}: {message}");
+        }
+        assert!(parse("--small --peers f").is_err());
+    }
+}

@@ -1,0 +1,230 @@
+//! The cases: the grid of the FlashAttention papers, and its FLOP count.
+
+/// Element type of Q, K, V and O.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dtype {
+    /// IEEE half precision.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// IEEE single precision.
+    F32,
+}
+
+impl Dtype {
+    /// The name on the command line, in the table and in the JSON file.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::F32 => "f32",
+        }
+    }
+
+    /// Parses [`Dtype::name`] and PyTorch's names (`float16`, `bfloat16`, `float32`).
+    pub fn parse(text: &str) -> Option<Self> {
+        match text {
+            "f16" | "float16" => Some(Self::F16),
+            "bf16" | "bfloat16" => Some(Self::Bf16),
+            "f32" | "float32" => Some(Self::F32),
+            _ => None,
+        }
+    }
+
+    /// Bytes per element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F16 | Self::Bf16 => 2,
+            Self::F32 => 4,
+        }
+    }
+}
+
+/// Which keys a query sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Causality {
+    /// All keys.
+    Full,
+    /// The keys at or before its own position.
+    Causal,
+}
+
+impl Causality {
+    /// `yes` or `no`, the cell of the causal column.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Full => "no",
+            Self::Causal => "yes",
+        }
+    }
+}
+
+/// What is timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Series {
+    /// Our kernel, launched on raw buffers by `flash_kernels::forward`.
+    Ours,
+    /// Our op through Burn's tensor API, `burn_flash_attention::attention`.
+    Op,
+    /// Burn's own op, `burn::tensor::module::attention`.
+    Burn,
+}
+
+impl Series {
+    /// All series, in the order in which a case runs them.
+    pub const ALL: [Self; 3] = [Self::Ours, Self::Op, Self::Burn];
+
+    /// The name on the command line, in the table and in the JSON file.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ours => "ours",
+            Self::Op => "op",
+            Self::Burn => "burn",
+        }
+    }
+
+    /// Parses [`Series::name`].
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|series| series.name() == text)
+    }
+
+    /// True for what this project wrote.
+    pub fn is_own(self) -> bool {
+        matches!(self, Self::Ours | Self::Op)
+    }
+}
+
+/// How much work a case holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Size {
+    /// 16 384 tokens of width 2048: the grid of the papers, for a GPU.
+    Papers,
+    /// 256 tokens of width 256, for a software device on a CPU.
+    Small,
+}
+
+impl Size {
+    /// Tokens in all, batch times sequence length.
+    pub fn tokens(self) -> usize {
+        match self {
+            Self::Papers => 16_384,
+            Self::Small => 256,
+        }
+    }
+
+    /// Width of a token, heads times head dimension.
+    pub fn width(self) -> usize {
+        match self {
+            Self::Papers => 2048,
+            Self::Small => 256,
+        }
+    }
+}
+
+/// One point of the grid. Q, K, V and O are `[batch, num_heads, seqlen, head_dim]`, packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Case {
+    /// Element type.
+    pub dtype: Dtype,
+    /// Head dimension of Q, K and V.
+    pub head_dim: usize,
+    /// Whether the mask is causal.
+    pub causality: Causality,
+    /// Length of queries and keys.
+    pub seqlen: usize,
+    /// Batch size.
+    pub batch: usize,
+    /// Number of query heads, and of key and value heads.
+    pub num_heads: usize,
+}
+
+impl Case {
+    /// The case of `size` with this head dimension and length: batch = tokens / seqlen and
+    /// heads = width / head_dim, both at least one.
+    pub fn new(
+        size: Size,
+        dtype: Dtype,
+        head_dim: usize,
+        causality: Causality,
+        seqlen: usize,
+    ) -> Self {
+        Self {
+            dtype,
+            head_dim,
+            causality,
+            seqlen,
+            batch: (size.tokens() / seqlen).max(1),
+            num_heads: (size.width() / head_dim).max(1),
+        }
+    }
+
+    /// Useful floating-point operations by the FlashAttention papers' formula:
+    /// 4 · batch · heads · seqlen² · head_dim, halved when causal.
+    pub fn flops(&self) -> f64 {
+        let square = (self.seqlen as f64) * (self.seqlen as f64);
+        let full = 4.0 * (self.batch * self.num_heads * self.head_dim) as f64 * square;
+        match self.causality {
+            Causality::Full => full,
+            Causality::Causal => full / 2.0,
+        }
+    }
+
+    /// Shape of Q, K, V and O.
+    pub fn shape(&self) -> [usize; 4] {
+        [self.batch, self.num_heads, self.seqlen, self.head_dim]
+    }
+
+    /// Elements of Q; K, V and O have as many.
+    pub fn elements(&self) -> usize {
+        self.shape().iter().product()
+    }
+
+    /// A short name for messages.
+    pub fn label(&self) -> String {
+        format!(
+            "{} d={} causal={} N={}",
+            self.dtype.name(),
+            self.head_dim,
+            self.causality.name(),
+            self.seqlen
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flops_follow_the_papers() {
+        let case = Case::new(Size::Papers, Dtype::F16, 64, Causality::Full, 1024);
+        assert_eq!(case.shape(), [16, 32, 1024, 64]);
+        // 4 * 16 * 32 * 1024^2 * 64
+        assert_eq!(case.flops(), 137_438_953_472.0);
+        let causal = Case::new(Size::Papers, Dtype::F16, 64, Causality::Causal, 1024);
+        assert_eq!(causal.flops(), 68_719_476_736.0);
+    }
+
+    #[test]
+    fn work_grows_with_the_length_and_not_with_the_head_dimension() {
+        let at = |d, n| Case::new(Size::Papers, Dtype::Bf16, d, Causality::Full, n).flops();
+        assert_eq!(at(64, 4096), at(128, 4096));
+        assert_eq!(at(64, 16_384), 16.0 * at(64, 1024));
+    }
+
+    #[test]
+    fn elements_are_the_same_all_over_the_grid() {
+        for d in [64, 128, 256] {
+            for n in [1024, 4096, 16_384] {
+                let case = Case::new(Size::Papers, Dtype::F32, d, Causality::Full, n);
+                assert_eq!(case.elements(), 16_384 * 2048);
+            }
+        }
+    }
+
+    #[test]
+    fn more_than_the_tokens_still_gives_one_sequence() {
+        let case = Case::new(Size::Small, Dtype::F32, 512, Causality::Full, 300);
+        assert_eq!(case.shape(), [1, 1, 300, 512]);
+    }
+}

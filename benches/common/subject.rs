@@ -1,0 +1,239 @@
+//! What is timed, each on inputs of its own: our kernel, our op in Burn, Burn's own op.
+
+use burn::tensor::module::attention as burn_attention;
+use burn::tensor::ops::AttentionModuleOptions;
+use burn::tensor::{DType, Device, Tensor, TensorData};
+use burn_flash_attention::{FlashOptions, attention_report, try_attention};
+use cubecl::client::Client;
+use flash_kernels::{AttentionProblem, AttentionShape, FloatKind, Masking, TensorView};
+
+use super::device::Target;
+use super::grid::{Case, Causality, Dtype, Series};
+use super::inputs::{Inputs, Sign, encode};
+use super::timing::Timed;
+
+/// One series on one case.
+pub enum Subject {
+    /// Our kernel on raw buffers.
+    Kernel(Box<Kernel>),
+    /// An op of Burn's tensor API.
+    Op(Box<Op>),
+}
+
+impl Subject {
+    /// Uploads `inputs` in the case's shape.
+    ///
+    /// # Errors
+    ///
+    /// Why our kernel or op declines the case.
+    ///
+    /// # Panics
+    ///
+    /// Where Burn does, for example on a dtype that the device lacks.
+    pub fn new(
+        series: Series,
+        case: &Case,
+        inputs: &Inputs,
+        target: &Target,
+    ) -> Result<Self, String> {
+        match series {
+            Series::Ours => Kernel::new(case, inputs, target).map(|it| Self::Kernel(Box::new(it))),
+            Series::Op | Series::Burn => {
+                Op::new(series, case, inputs, target).map(|it| Self::Op(Box::new(it)))
+            }
+        }
+    }
+
+    /// What our kernel or op will run; `None` for Burn's own op.
+    pub fn path(&self) -> Option<String> {
+        match self {
+            Self::Kernel(kernel) => Some(kernel.plan.clone()),
+            Self::Op(op) => op.report.clone(),
+        }
+    }
+
+    /// Replaces V by itself with another sign.
+    pub fn set_sign(&mut self, case: &Case, inputs: &Inputs, sign: Sign) {
+        match self {
+            Self::Kernel(kernel) => kernel.v = upload_view(&kernel.client, case, &inputs.v, sign),
+            Self::Op(op) => op.v = upload_tensor(&op.device, case, &inputs.v, sign),
+        }
+    }
+
+    /// Drops the output of the last launch.
+    pub fn forget_output(&mut self) {
+        match self {
+            Self::Kernel(kernel) => kernel.last = None,
+            Self::Op(op) => op.last = None,
+        }
+    }
+
+    /// The bytes of the last launch's output. Reading also reports a launch that failed: a wait
+    /// does not.
+    ///
+    /// # Errors
+    ///
+    /// The launch's or the device's fault, or that nothing was launched.
+    pub fn output(&mut self) -> Result<Vec<u8>, String> {
+        const NOTHING: &str = "nothing was launched";
+        match self {
+            Self::Kernel(kernel) => {
+                let view = kernel.last.take().ok_or(NOTHING)?;
+                let read = kernel.client.read_one(view.handle);
+                Ok(read.map_err(|error| error.to_string())?.to_vec())
+            }
+            Self::Op(op) => {
+                let tensor = op.last.take().ok_or(NOTHING)?;
+                let read = tensor.try_into_data();
+                Ok(read.map_err(|error| error.to_string())?.as_bytes().to_vec())
+            }
+        }
+    }
+}
+
+impl Timed for Subject {
+    fn launch(&mut self) -> Result<(), String> {
+        // The previous output goes first, so that its memory serves again.
+        self.forget_output();
+        match self {
+            Self::Kernel(kernel) => kernel.launch(),
+            Self::Op(op) => op.launch(),
+        }
+    }
+
+    fn wait(&mut self) -> Result<(), String> {
+        match self {
+            Self::Kernel(kernel) => {
+                let wait = kernel.client.sync();
+                cubecl::future::block_on(wait).map_err(|error| error.to_string())
+            }
+            Self::Op(op) => op.device.sync().map_err(|error| error.to_string()),
+        }
+    }
+}
+
+/// `flash_kernels::forward` on packed buffers.
+pub struct Kernel {
+    client: Client,
+    problem: AttentionProblem,
+    q: TensorView,
+    k: TensorView,
+    v: TensorView,
+    plan: String,
+    last: Option<TensorView>,
+}
+
+impl Kernel {
+    fn new(case: &Case, inputs: &Inputs, target: &Target) -> Result<Self, String> {
+        let client = target.client.clone();
+        let shape = case.shape();
+        let problem = AttentionProblem {
+            shape: AttentionShape::new(shape, shape, shape).map_err(|error| error.to_string())?,
+            dtype: match case.dtype {
+                Dtype::F16 => FloatKind::F16,
+                Dtype::Bf16 => FloatKind::Bf16,
+                Dtype::F32 => FloatKind::F32,
+            },
+            causality: match case.causality {
+                Causality::Full => flash_kernels::Causality::Full,
+                Causality::Causal => flash_kernels::Causality::Causal,
+            },
+            masking: Masking::None,
+            scale: 1.0 / (case.head_dim as f32).sqrt(),
+        };
+        let plan = flash_kernels::plan_forward(&client, &problem);
+        let plan = format!("{:?}", plan.map_err(|error| error.to_string())?);
+        let upload = |values| upload_view(&client, case, values, Sign::Plus);
+        Ok(Self {
+            q: upload(&inputs.q),
+            k: upload(&inputs.k),
+            v: upload(&inputs.v),
+            client,
+            problem,
+            plan,
+            last: None,
+        })
+    }
+
+    fn launch(&mut self) -> Result<(), String> {
+        let (q, k, v) = (&self.q, &self.k, &self.v);
+        let output = flash_kernels::forward(&self.client, &self.problem, q, k, v, None);
+        self.last = Some(output.map_err(|error| error.to_string())?.out);
+        Ok(())
+    }
+}
+
+fn upload_view(client: &Client, case: &Case, values: &[f32], sign: Sign) -> TensorView {
+    let [_, heads, seqlen, head_dim] = case.shape();
+    let row = seqlen * head_dim;
+    TensorView {
+        handle: client.create_from_slice(&encode(case.dtype, values, sign)),
+        shape: case.shape(),
+        strides: [heads * row, row, head_dim, 1],
+    }
+}
+
+/// `burn_flash_attention::attention` or `burn::tensor::module::attention`: the same signature.
+pub struct Op {
+    series: Series,
+    device: Device,
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    options: AttentionModuleOptions,
+    report: Option<String>,
+    last: Option<Tensor<4>>,
+}
+
+impl Op {
+    fn new(series: Series, case: &Case, inputs: &Inputs, target: &Target) -> Result<Self, String> {
+        let device = target.device.clone();
+        let upload = |values| upload_tensor(&device, case, values, Sign::Plus);
+        let (q, k, v) = (upload(&inputs.q), upload(&inputs.k), upload(&inputs.v));
+        let report = match series {
+            Series::Burn => None,
+            Series::Ours | Series::Op => {
+                let options = match case.causality {
+                    Causality::Full => FlashOptions::new(),
+                    Causality::Causal => FlashOptions::new().causal(),
+                };
+                let report = attention_report(&q, &k, &v, &options);
+                Some(format!("{:?}", report.map_err(|error| error.to_string())?))
+            }
+        };
+        Ok(Self {
+            series,
+            q,
+            k,
+            v,
+            options: AttentionModuleOptions {
+                is_causal: case.causality == Causality::Causal,
+                ..Default::default()
+            },
+            device,
+            report,
+            last: None,
+        })
+    }
+
+    fn launch(&mut self) -> Result<(), String> {
+        let (q, k, v) = (self.q.clone(), self.k.clone(), self.v.clone());
+        self.last = Some(match self.series {
+            Series::Burn => burn_attention(q, k, v, None, None, self.options),
+            Series::Ours | Series::Op => try_attention(q, k, v, None, None, self.options)
+                .map_err(|error| error.to_string())?,
+        });
+        Ok(())
+    }
+}
+
+fn upload_tensor(device: &Device, case: &Case, values: &[f32], sign: Sign) -> Tensor<4> {
+    let dtype = match case.dtype {
+        Dtype::F16 => DType::F16,
+        Dtype::Bf16 => DType::BF16,
+        Dtype::F32 => DType::F32,
+    };
+    let bytes = encode(case.dtype, values, sign);
+    let data = TensorData::from_bytes_vec(bytes, case.shape(), dtype);
+    Tensor::from_data(data, (device, dtype))
+}

@@ -1,0 +1,152 @@
+//! The op on CubeCL's backends: Burn's tensors become views, and views become Burn's tensors.
+
+use burn::backend::TensorMetadata;
+use burn::backend::tensor::FloatTensor;
+use burn::tensor::{BoolStore, DType};
+use burn_cubecl::CubeBackend;
+use burn_cubecl::kernel::{into_contiguous, untile};
+use burn_cubecl::tensor::CubeTensor;
+use flash_kernels::{
+    AttentionError, AttentionProblem, AttentionShape, ForwardOutput, MaskKind, MaskView, Masking,
+    TensorView, forward,
+};
+
+use crate::backend::{FlashBackend, ForwardOptions, Mask, composed_forward};
+use crate::fallback::{attention_shape, no_scores};
+use crate::options::has_no_scores;
+use crate::report::float_kind;
+
+impl FlashBackend for CubeBackend {
+    fn flash_forward(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        mask: Mask<Self>,
+        options: ForwardOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let shape = attention_shape(&query, &key, &value);
+        if has_no_scores(&shape) {
+            return no_scores::<Self>(&shape, &query);
+        }
+        let call = Call::new(shape, query, key, value, mask.into_option());
+        match call.run(options) {
+            Ok(output) => output,
+            Err(error) => {
+                log::debug!("attention: composed operations ({error})");
+                let mask = Mask::from_option(call.mask);
+                composed_forward::<Self>(call.query, call.key, call.value, mask, options)
+            }
+        }
+    }
+}
+
+/// One attention on the device.
+struct Call {
+    shape: AttentionShape,
+    query: CubeTensor,
+    key: CubeTensor,
+    value: CubeTensor,
+    mask: Option<CubeTensor>,
+}
+
+impl Call {
+    fn new(
+        shape: AttentionShape,
+        query: CubeTensor,
+        key: CubeTensor,
+        value: CubeTensor,
+        mask: Option<CubeTensor>,
+    ) -> Self {
+        Self {
+            shape,
+            query: in_rows(query),
+            key: in_rows(key),
+            value: in_rows(value),
+            mask: mask.map(untile),
+        }
+    }
+
+    fn run(&self, options: ForwardOptions) -> Result<(CubeTensor, CubeTensor), AttentionError> {
+        let problem = self.problem(options)?;
+        let mask = match &self.mask {
+            Some(mask) => Some(mask_view(mask, &self.shape)?),
+            None => None,
+        };
+        let (query, key, value) = (view(&self.query), view(&self.key), view(&self.value));
+        let client = &self.query.client;
+        let ForwardOutput { out, lse } =
+            forward(client, &problem, &query, &key, &value, mask.as_ref())?;
+        Ok((
+            self.tensor(out, self.query.dtype),
+            self.tensor(lse, DType::F32),
+        ))
+    }
+
+    fn problem(&self, options: ForwardOptions) -> Result<AttentionProblem, AttentionError> {
+        let dtype = self.query.dtype;
+        let allowed = "f32, f16 or bf16";
+        let refused = || AttentionError::new("query dtype", dtype.name(), allowed);
+        Ok(AttentionProblem {
+            shape: self.shape,
+            dtype: float_kind(dtype).ok_or_else(refused)?,
+            causality: options.causality,
+            masking: match self.mask {
+                Some(_) => Masking::Dense,
+                None => Masking::None,
+            },
+            scale: options.scale as f32,
+        })
+    }
+
+    fn tensor(&self, packed: TensorView, dtype: DType) -> CubeTensor {
+        CubeTensor::new_contiguous(
+            self.query.client.clone(),
+            self.query.device.clone(),
+            packed.shape.into(),
+            packed.handle,
+            dtype,
+        )
+    }
+}
+
+/// The tensor as the kernels should read it. Strides between rows are as good as packed ones, but
+/// strided elements would be loaded one by one in every step, which one copy is cheaper than.
+fn in_rows(tensor: CubeTensor) -> CubeTensor {
+    // Storage tiles are read by Burn's matmul alone.
+    let tensor = untile(tensor);
+    let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
+    if shape[3] == 1 || strides[3] == 1 {
+        return tensor;
+    }
+    into_contiguous(tensor)
+}
+
+/// The tensor as it lies: strides as they are, and the handle holds the offset.
+fn view(tensor: &CubeTensor) -> TensorView {
+    let strides = tensor.meta.strides();
+    TensorView {
+        handle: tensor.handle.clone(),
+        shape: tensor.shape().dims(),
+        strides: core::array::from_fn(|dim| strides[dim]),
+    }
+}
+
+/// The mask stretched to `[batch, num_heads, seqlen_q, seqlen_k]` by strides of 0.
+fn mask_view(mask: &CubeTensor, shape: &AttentionShape) -> Result<MaskView, AttentionError> {
+    let kind = match mask.dtype {
+        DType::Bool(BoolStore::U8) => MaskKind::U8,
+        DType::Bool(BoolStore::U32) => MaskKind::U32,
+        other => {
+            let allowed = "a bool stored as u8 or u32";
+            return Err(AttentionError::new("mask dtype", other.name(), allowed));
+        }
+    };
+    let mut tensor = view(mask);
+    for (stride, size) in tensor.strides.iter_mut().zip(tensor.shape) {
+        if size == 1 {
+            *stride = 0;
+        }
+    }
+    tensor.shape = [shape.batch, shape.num_heads, shape.seqlen_q, shape.seqlen_k];
+    Ok(MaskView { tensor, kind })
+}

@@ -1,0 +1,188 @@
+//! Offline code generation: the text of a plan's kernel for any target, without a device.
+//!
+//! What the runtimes do at launch, minus the launch: used to count registers, spills and
+//! instructions, and to validate WGSL and SPIR-V on a machine without a GPU.
+
+use std::sync::Arc;
+
+use cubecl::{
+    frontend::TensorMetaCompilationArg,
+    Compiler, VulkanCompilationOptions, WgpuCompilationOptions,
+    ir::{
+        DeviceIdentity, DeviceProperties, ElemType, HardwareProperties, MemoryDeviceProperties,
+        UIntKind, features::Features,
+    },
+    prelude::*,
+};
+use cubecl_cpp::{
+    shared::{CompilationOptions, CppCompiler},
+    target::Cuda,
+};
+use half::{bf16, f16};
+
+use crate::{
+    FloatKind, Masking, Plan, UnitKind,
+    kernel::{
+        forward::forward as kernel,
+        unit::{Cmma, MatrixUnit, Mma, Scalar},
+    },
+};
+
+/// A compiler and what it is told of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// CUDA C++ for NVRTC.
+    Cuda,
+    /// WGSL.
+    Wgsl,
+    /// SPIR-V for Vulkan.
+    Spirv,
+}
+
+/// A generated kernel.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// CUDA C++, WGSL, or the disassembly of SPIR-V.
+    pub text: String,
+    /// SPIR-V words; empty for the other targets.
+    pub words: Vec<u32>,
+}
+
+/// Generates the forward kernel of `plan` for tensors of `dtype`.
+///
+/// # Errors
+///
+/// The compiler's message, or that the plan's unit cannot multiply `dtype`.
+pub fn forward(target: Target, plan: &Plan, dtype: FloatKind) -> Result<Source, String> {
+    match (plan.unit, dtype) {
+        (UnitKind::Scalar, FloatKind::F32) => generate::<Scalar, f32>(target, plan),
+        (UnitKind::Scalar, FloatKind::F16) => generate::<Scalar, f16>(target, plan),
+        (UnitKind::Scalar, FloatKind::Bf16) => generate::<Scalar, bf16>(target, plan),
+        (UnitKind::Cmma, FloatKind::F16) => generate::<Cmma<f16>, f16>(target, plan),
+        (UnitKind::Cmma, FloatKind::Bf16) => generate::<Cmma<bf16>, bf16>(target, plan),
+        (UnitKind::Mma, FloatKind::F16) => generate::<Mma<f16>, f16>(target, plan),
+        (UnitKind::Mma, FloatKind::Bf16) => generate::<Mma<bf16>, bf16>(target, plan),
+        (unit, FloatKind::F32) => Err(format!("{unit:?} does not multiply f32")),
+    }
+}
+
+fn generate<U: MatrixUnit, E: Float>(target: Target, plan: &Plan) -> Result<Source, String> {
+    let settings = KernelSettings::new(
+        *CubeDim::new_1d(plan.threads as u32),
+        ExecutionMode::Unchecked,
+        AddressType::U32,
+    );
+    let buffer = || BufferCompilationArg { inplace: None };
+    let tensor = || TensorCompilationArg {
+        meta: TensorMetaCompilationArg {
+            len: Default::default(),
+            rank: Default::default(),
+        },
+        buffer: buffer(),
+    };
+    let mask = match plan.masking {
+        Masking::None => ComptimeOptionCompilationArg::None,
+        Masking::Dense => ComptimeOptionCompilationArg::Some(tensor()),
+    };
+    let kernel = kernel::Forward::<U, E>::new(
+        settings,
+        properties(target),
+        Arc::new(TargetProperties::default()),
+        tensor(),
+        tensor(),
+        tensor(),
+        mask,
+        tensor(),
+        buffer(),
+        Default::default(),
+        Default::default(),
+        plan.load_width,
+        plan.store_width,
+        *plan,
+        ElemType::UInt(UIntKind::U32),
+    );
+    compile(target, kernel.define())
+}
+
+fn compile(target: Target, kernel: KernelDefinition) -> Result<Source, String> {
+    match target {
+        Target::Cuda => {
+            let mut options = CompilationOptions::default();
+            options.supports_features.grid_constants = true;
+            options.supports_features.fast_tanh = true;
+            let code = CppCompiler::<Cuda>::default()
+                .compile(kernel, &options)
+                .map_err(|e| e.to_string())?;
+            Ok(Source {
+                text: code.source,
+                words: Vec::new(),
+            })
+        }
+        Target::Wgsl => {
+            let code = cubecl_wgpu::WgslCompiler::default()
+                .compile(kernel, &WgpuCompilationOptions::default())
+                .map_err(|e| e.to_string())?;
+            Ok(Source {
+                text: code.to_string(),
+                words: Vec::new(),
+            })
+        }
+        Target::Spirv => {
+            let options = WgpuCompilationOptions {
+                supports_vulkan_compiler: true,
+                vulkan: VulkanCompilationOptions {
+                    max_spirv_version: (1, 6),
+                    max_vector_size: 4,
+                    push_constant_size: 128,
+                    ..Default::default()
+                },
+                ..Default::default()
+            };
+            let code = cubecl_spirv::SpirvCompiler::default()
+                .compile(kernel, &options)
+                .map_err(|e| e.to_string())?;
+            Ok(Source {
+                text: code.to_string(),
+                words: code.assembled_module.clone(),
+            })
+        }
+    }
+}
+
+/// A device with what the target's large devices have.
+fn properties(target: Target) -> Arc<DeviceProperties> {
+    let (fingerprint, shared, vector) = match target {
+        Target::Cuda => ("ptx_sm90", 232_448, VectorSize::MAX),
+        Target::Wgsl | Target::Spirv => ("offline", 49_152, 4),
+    };
+    let hardware = HardwareProperties {
+        load_width: 128,
+        vector_register_count: None,
+        plane_size_min: 32,
+        plane_size_max: 32,
+        max_bindings: 32,
+        max_shared_memory_size: shared,
+        max_cube_count: (u32::MAX, u16::MAX as u32, u16::MAX as u32),
+        max_units_per_cube: 1024,
+        max_cube_dim: (1024, 1024, 64),
+        num_streaming_multiprocessors: None,
+        num_tensor_cores: None,
+        min_tensor_cores_dim: None,
+        num_cpu_cores: None,
+        last_level_cache_size: None,
+        max_vector_size: vector,
+        cube_mma_reserved_shared_memory: 0,
+    };
+    let identity = DeviceIdentity {
+        name: "offline".into(),
+        fingerprint: fingerprint.into(),
+        physical: None,
+    };
+    Arc::new(DeviceProperties::new(
+        Features::default(),
+        MemoryDeviceProperties::new(u64::MAX, 256),
+        hardware,
+        cubecl::profile::TimingMethod::Device,
+        identity,
+    ))
+}

@@ -1,0 +1,149 @@
+//! What a query sees. Answers both questions: which key tiles, and this very score.
+
+use cubecl::prelude::*;
+
+use super::{seq::Seq, unit::MatrixUnit};
+use crate::{Causality, Masking, plan::Plan};
+
+/// Key tiles of a query tile: `[begin, inner_end)` need no mask, `[inner_end, end)` do.
+/// Tiles outside are never visited.
+#[derive(CubeType, Clone, Copy)]
+pub struct KeyRange {
+    /// First tile.
+    pub begin: u32,
+    /// First tile that needs masking.
+    pub inner_end: u32,
+    /// One past the last tile.
+    pub end: u32,
+}
+
+/// Lengths against which positions are compared, and the bool mask of this head.
+#[derive(CubeType)]
+pub struct Mask<M: Int> {
+    seqlen_q: u32,
+    seqlen_k: u32,
+    dense: ComptimeOption<DenseMask<M>>,
+    #[cube(comptime)]
+    causality: Causality,
+}
+
+/// One bool per score, nonzero = drop, by strides (0 where broadcast).
+#[derive(CubeType)]
+pub struct DenseMask<M: Int> {
+    buffer: OwnedTensor<M>,
+    offset: usize,
+    row_stride: usize,
+    col_stride: usize,
+}
+
+#[cube]
+impl<M: Int> Mask<M> {
+    /// The mask of `seq` in `dense` `[batch, heads, seqlen_q, seqlen_k]`.
+    pub fn new(
+        seqlen_q: u32,
+        seqlen_k: u32,
+        dense: &ComptimeOption<OwnedTensor<M>>,
+        seq: &Seq,
+        #[comptime] causality: Causality,
+    ) -> Mask<M> {
+        #[comptime]
+        let dense = match dense {
+            ComptimeOption::Some(buffer) => ComptimeOption::new_Some(DenseMask::<M> {
+                buffer: buffer.clone(),
+                offset: seq.batch * buffer.stride(0) + seq.head * buffer.stride(1),
+                row_stride: buffer.stride(2),
+                col_stride: buffer.stride(3),
+            }),
+            ComptimeOption::None => ComptimeOption::new_None(),
+        };
+        Mask::<M> {
+            seqlen_q,
+            seqlen_k,
+            dense,
+            causality,
+        }
+    }
+
+    /// Does query `q` see key `k`? False past either sequence's end.
+    pub fn keep(&self, q: u32, k: u32) -> bool {
+        let mut keep = k < self.seqlen_k;
+        if comptime!(self.causality == Causality::Causal) {
+            keep = keep && k + self.seqlen_q <= q + self.seqlen_k;
+        }
+        #[comptime]
+        match &self.dense {
+            ComptimeOption::Some(dense) => {
+                if keep && q < self.seqlen_q {
+                    let at = dense.offset
+                        + q as usize * dense.row_stride
+                        + k as usize * dense.col_stride;
+                    keep = dense.buffer.as_slice()[at] == M::from_int(0);
+                }
+            }
+            ComptimeOption::None => {}
+        }
+        keep
+    }
+
+    /// Key tiles that the queries `[query_start, query_start + block_m)` visit.
+    pub fn k_range(&self, query_start: u32, #[comptime] plan: Plan) -> KeyRange {
+        let block_n = comptime!(plan.tile.block_n as u32);
+        let mut end = self.seqlen_k;
+        // Keys that every query of the tile sees.
+        let mut common = self.seqlen_k;
+        if comptime!(self.causality == Causality::Causal) {
+            let last = min(
+                query_start + comptime!(plan.tile.block_m as u32),
+                self.seqlen_q,
+            );
+            end = min(end, saturating(last + self.seqlen_k, self.seqlen_q));
+            common = min(
+                common,
+                saturating(query_start + 1u32 + self.seqlen_k, self.seqlen_q),
+            );
+        }
+        let mut inner_end = common / block_n;
+        if comptime!(plan.masking == Masking::Dense) {
+            inner_end = 0u32.runtime();
+        }
+        KeyRange {
+            begin: 0u32.runtime(),
+            inner_end,
+            end: end.div_ceil(block_n),
+        }
+    }
+
+    /// `s = -inf` wherever the query does not see the key. A NaN there is dropped with it.
+    ///
+    /// Shapes: `s` `[rows, cols]` of this unit, whose tile begins at (`query_start`, `key_start`).
+    pub fn apply<U: MatrixUnit>(
+        &self,
+        s: &mut U::Frag,
+        query_start: u32,
+        key_start: u32,
+        #[comptime] plan: Plan,
+    ) {
+        let rows = U::rows(&*s);
+        let cols = U::cols(&*s);
+        #[unroll]
+        for r in 0..rows {
+            let q = query_start + U::row(&*s, r, plan);
+            #[unroll]
+            for c in 0..cols {
+                let k = key_start + U::col(&*s, c, plan);
+                let x = select(
+                    self.keep(q, k),
+                    U::get(&*s, r, c),
+                    f32::new(f32::NEG_INFINITY),
+                );
+                U::set(s, r, c, x);
+            }
+        }
+    }
+}
+
+/// `max(a - b, 0)` of unsigned values.
+#[cube]
+fn saturating(a: u32, b: u32) -> u32 {
+    select(a > b, a - b, 0u32)
+}

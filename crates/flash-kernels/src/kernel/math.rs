@@ -1,0 +1,26 @@
+//! Elementary functions: one instruction where the target has it.
+
+use cubecl::prelude::*;
+
+use super::unit::ptx;
+use crate::Isa;
+
+/// `2^x`; `2^(-inf) = 0` exactly.
+///
+/// PTX: `ex2.approx.ftz`, relative error below 2^-22. Elsewhere `exp(x·ln 2)`, which drivers
+/// lower to their own exp2.
+#[cube]
+pub fn exp2(x: f32, #[comptime] isa: Isa) -> f32 {
+    if comptime!(isa == Isa::Ptx) {
+        ptx::ex2(x)
+    } else {
+        (x * comptime!(core::f32::consts::LN_2)).exp()
+    }
+}
+
+/// `x`, or 0 where `x = -inf`: the value to subtract from scores of which none may be finite.
+/// Without it an empty row computes `-inf - (-inf) = NaN`.
+#[cube]
+pub fn finite_or_zero(x: f32) -> f32 {
+    select(x == f32::new(f32::NEG_INFINITY), f32::new(0.0), x)
+}

@@ -1,0 +1,17 @@
+//! Device code. The recurrence is written once ([`softmax`]); what multiplies is behind
+//! [`unit::MatrixUnit`]; what a query sees is in [`mask`] alone.
+
+// The `cube` macros generate public items beside each function and type, without docs.
+#![allow(missing_docs)]
+
+pub mod epilogue;
+pub mod forward;
+pub mod mask;
+pub mod math;
+pub mod pipeline;
+pub mod rows;
+pub mod score;
+pub mod seq;
+pub mod softmax;
+pub mod tile;
+pub mod unit;

@@ -1,0 +1,143 @@
+//! The online softmax: the recurrence, once, for every unit.
+//!
+//! Milakov & Gimelshein 2018, algorithm 3; FlashAttention-2 (Dao 2023), algorithm 1. Everything is
+//! in base 2: `row_max` holds `scale·log2(e)·max(s)`, and `p` and `alpha` are both `exp2`.
+
+use cubecl::prelude::*;
+
+use super::{
+    math::{exp2, finite_or_zero},
+    unit::MatrixUnit,
+};
+use crate::{Isa, plan::Plan};
+
+/// How far, in powers of two, the running maximum may lag behind the true one before `acc` is
+/// rescaled. `p` then stays below 2^8, exactly representable growth in f16 and bf16.
+const LAZY_LIMIT: f32 = 8.0;
+
+/// Running maximum and sum of the rows that this unit sees.
+#[derive(CubeType)]
+pub struct OnlineSoftmax {
+    /// `scale·log2(e)·max(s)` so far, equal in all units that share the row.
+    row_max: Array<f32>,
+    /// This unit's part of `Σ exp2(s - row_max)`; reduced over the row in [`Self::finish`].
+    row_sum: Array<f32>,
+    /// What is folded into the exponent: `scale·log2(e)`, or 1 if it is in `s` already.
+    scale: f32,
+    #[cube(comptime)]
+    rows: usize,
+    #[cube(comptime)]
+    isa: Isa,
+}
+
+#[cube]
+impl OnlineSoftmax {
+    /// No key seen: maximum -inf, sum 0.
+    pub fn new(scale: f32, #[comptime] rows: usize, #[comptime] isa: Isa) -> OnlineSoftmax {
+        let mut row_max = Array::<f32>::new(rows);
+        let mut row_sum = Array::<f32>::new(rows);
+        #[unroll]
+        for r in 0..rows {
+            row_max[r] = f32::new(f32::NEG_INFINITY);
+            row_sum[r] = f32::new(0.0);
+        }
+        OnlineSoftmax {
+            row_max,
+            row_sum,
+            scale,
+            rows,
+            isa,
+        }
+    }
+
+    /// `m' = max(m, max s)`, `p = exp2(s - m')`, `alpha = exp2(m - m')`,
+    /// `l = alpha·l + Σp`, `acc = alpha·acc`.
+    ///
+    /// Shapes: `s` `[rows, cols]` becomes `p`; `acc` has the same rows. The units of a row agree
+    /// on its maximum when this returns; what `U` needs for that is synchronised by `U`.
+    /// `m'` may lag behind by [`LAZY_LIMIT`] so that `acc` is rarely touched; the result is the
+    /// same, since `p`, `l` and `acc` share the base.
+    pub fn step<U: MatrixUnit>(
+        &mut self,
+        s: &mut U::Frag,
+        acc: &mut U::Acc,
+        scratch: &mut U::Scratch,
+        #[comptime] plan: Plan,
+    ) {
+        let rows = comptime!(self.rows);
+        let isa = comptime!(self.isa);
+        let mut peak = row_peaks::<U>(&*s, rows);
+        U::reduce_max(&mut peak, scratch, plan);
+        let mut alpha = Array::<f32>::new(rows);
+        let mut stale = false.runtime();
+        #[unroll]
+        for r in 0..rows {
+            let old = self.row_max[r];
+            let new = max(old, peak[r] * self.scale);
+            let keep = new <= old + LAZY_LIMIT;
+            let now = select(keep, old, new);
+            stale = stale || !keep;
+            let base = finite_or_zero(now);
+            alpha[r] = select(keep, f32::new(1.0), exp2(old - base, isa));
+            self.row_max[r] = now;
+            let sum = probabilities::<U>(s, self.scale, base, r, isa);
+            self.row_sum[r] = self.row_sum[r] * alpha[r] + sum;
+        }
+        U::rescale(acc, &alpha, stale, scratch, plan);
+    }
+
+    /// Reduces the sums: afterwards `row_sum` is the whole row's in each of its units.
+    pub fn finish<U: MatrixUnit>(&mut self, scratch: &mut U::Scratch, #[comptime] plan: Plan) {
+        U::reduce_sum(&mut self.row_sum, scratch, plan);
+    }
+
+    /// `1 / l`, or 0 for a row that saw nothing, whose output is exactly 0.
+    pub fn inverse_sum(&self, #[comptime] r: usize) -> f32 {
+        let sum = self.row_sum[r];
+        select(sum == f32::new(0.0), f32::new(0.0), f32::new(1.0) / sum)
+    }
+
+    /// Natural logarithm of `Σ exp(logit)`; -inf for a row that saw nothing.
+    pub fn lse(&self, #[comptime] r: usize) -> f32 {
+        let sum = self.row_sum[r];
+        let lse = self.row_max[r] * comptime!(core::f32::consts::LN_2) + sum.ln();
+        select(sum == f32::new(0.0), f32::new(f32::NEG_INFINITY), lse)
+    }
+}
+
+/// This unit's maximum of each of its rows of `s`.
+#[cube]
+fn row_peaks<U: MatrixUnit>(s: &U::Frag, #[comptime] rows: usize) -> Array<f32> {
+    let cols = U::cols(s);
+    let mut peak = Array::<f32>::new(rows);
+    #[unroll]
+    for r in 0..rows {
+        let mut m = U::get(s, r, 0usize);
+        #[unroll]
+        for c in 1..cols {
+            m = max(m, U::get(s, r, c));
+        }
+        peak[r] = m;
+    }
+    peak
+}
+
+/// `s[r, :] = exp2(scale·s[r, :] - base)`; returns this unit's part of the sum.
+#[cube]
+fn probabilities<U: MatrixUnit>(
+    s: &mut U::Frag,
+    scale: f32,
+    base: f32,
+    #[comptime] r: usize,
+    #[comptime] isa: Isa,
+) -> f32 {
+    let cols = U::cols(&*s);
+    let mut sum = f32::new(0.0);
+    #[unroll]
+    for c in 0..cols {
+        let p = exp2(U::get(&*s, r, c) * scale - base, isa);
+        U::set(s, r, c, p);
+        sum += p;
+    }
+    sum
+}

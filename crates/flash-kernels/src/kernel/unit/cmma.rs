@@ -1,0 +1,497 @@
+//! Cooperative matrices 16×16×16 of 16-bit floats with an opaque layout (Vulkan, CUDA wmma).
+//!
+//! A plane owns `plan.rows` rows. Since nobody may look into an accumulator, a product goes
+//! through the plane's own shared memory: each lane then sees (part of) a row. The running sum
+//! stays in cooperative matrices; it passes through the same memory only when the softmax moves
+//! its maximum far enough, which is rare, and at the end.
+
+use core::marker::PhantomData;
+
+use cubecl::{
+    cmma::{self, Matrix, MatrixIdent, MatrixLayout},
+    prelude::*,
+};
+
+use super::MatrixUnit;
+use crate::{kernel::tile::SharedTile, plan::Plan};
+
+/// See the module.
+pub struct Cmma<E: Float> {
+    _element: PhantomData<E>,
+}
+
+/// What a lane sees of a product: `rows` rows, of each the groups of four columns
+/// `part + i·parts`.
+#[derive(CubeType)]
+pub struct CmmaFrag {
+    cells: Array<Vector<f32, Const<4>>>,
+    #[cube(comptime)]
+    rows: usize,
+    #[cube(comptime)]
+    groups: usize,
+}
+
+/// Visible scores `[block_m, block_n]` in f32 and probabilities in the element type.
+#[derive(CubeType)]
+pub struct CmmaScratch<E: Float> {
+    scores: Shared<[Vector<f32, Const<4>>]>,
+    probs: Shared<[Vector<E, Const<4>>]>,
+}
+
+/// Left operands `[m16, k16]`.
+#[derive(CubeType)]
+pub struct CmmaLeft<E: Float> {
+    cells: Sequence<Matrix<E>>,
+}
+
+/// Accumulators `[m16, n16]`.
+#[derive(CubeType)]
+pub struct CmmaAcc {
+    cells: Sequence<Matrix<f32>>,
+}
+
+/// Lanes that share a row.
+const fn parts(plan: Plan) -> usize {
+    if plan.plane_size > plan.rows {
+        plan.plane_size / plan.rows
+    } else {
+        1
+    }
+}
+
+/// Rows of a lane.
+const fn lane_rows(plan: Plan) -> usize {
+    if plan.rows > plan.plane_size {
+        plan.rows / plan.plane_size
+    } else {
+        1
+    }
+}
+
+/// Columns of the running sum that fit the visible scores, and are whole matrices.
+const fn part_width(plan: Plan) -> usize {
+    let mut width = plan.tile.block_n;
+    while !plan.tile.val_pad.is_multiple_of(width) {
+        width -= 16;
+    }
+    width
+}
+
+const fn score_stride(plan: Plan) -> usize {
+    plan.tile.block_n + 4
+}
+
+#[cube]
+fn lane(#[comptime] plan: Plan) -> u32 {
+    UNIT_POS % comptime!(plan.plane_size as u32)
+}
+
+#[cube]
+fn plane_row(#[comptime] plan: Plan) -> u32 {
+    (UNIT_POS / comptime!(plan.plane_size as u32)) * comptime!(plan.rows as u32)
+}
+
+#[cube]
+fn lane_row(#[comptime] r: usize, #[comptime] plan: Plan) -> u32 {
+    plane_row(plan)
+        + lane(plan) / comptime!(parts(plan) as u32)
+        + comptime!((r * plan.plane_size) as u32)
+}
+
+/// First f32 vector of this plane's visible block of 16 rows `m` and columns `col`.
+#[cube]
+fn score_at(#[comptime] m: usize, #[comptime] col: usize, #[comptime] plan: Plan) -> usize {
+    (plane_row(plan) as usize + comptime!(16 * m)) * comptime!(score_stride(plan) / 4)
+        + comptime!(col / 4)
+}
+
+#[cube]
+fn accumulator() -> Matrix<f32> {
+    Matrix::<f32>::from_value(
+        MatrixIdent::Accumulator,
+        16usize,
+        16usize,
+        16usize,
+        MatrixLayout::Undefined,
+        0.0f32,
+    )
+}
+
+/// The operand whose 16×16 block begins at vector `at`, rows `stride` elements apart.
+#[cube]
+fn operand<E: Float>(
+    data: &Shared<[Vector<E, Const<4>>]>,
+    at: usize,
+    #[comptime] stride: usize,
+    #[comptime] ident: MatrixIdent,
+    #[comptime] layout: MatrixLayout,
+) -> Matrix<E> {
+    let mut matrix =
+        unsafe { Matrix::<E>::uninitialized(ident, 16usize, 16usize, 16usize, layout) };
+    let end = data.len();
+    cmma::load(&mut matrix, data.slice(at, end), comptime!(stride as u32));
+    matrix
+}
+
+/// Puts accumulator `matrix` into the visible block that begins at vector `at`.
+#[cube]
+fn show<E: Float>(
+    scratch: &mut CmmaScratch<E>,
+    matrix: &Matrix<f32>,
+    at: usize,
+    #[comptime] plan: Plan,
+) {
+    let end = scratch.scores.len();
+    cmma::store(
+        scratch.scores.slice_mut(at, end),
+        matrix,
+        comptime!(score_stride(plan) as u32),
+        MatrixLayout::RowMajor,
+    );
+}
+
+/// Shows `cols` columns of accumulators, which the plane has stored, to its lanes.
+#[cube]
+fn visible<E: Float>(
+    scratch: &CmmaScratch<E>,
+    #[comptime] cols: usize,
+    #[comptime] plan: Plan,
+) -> CmmaFrag {
+    let rows = comptime!(lane_rows(plan));
+    let groups = comptime!(cols / 4 / parts(plan));
+    let mut cells = Array::<Vector<f32, Const<4>>>::new(comptime!(rows * groups));
+    let part = (lane(plan) % comptime!(parts(plan) as u32)) as usize;
+    #[unroll]
+    for r in 0..rows {
+        let line = lane_row(r, plan) as usize * comptime!(score_stride(plan) / 4) + part;
+        #[unroll]
+        for g in 0..groups {
+            cells[comptime!(r * groups + g)] = scratch.scores[line + comptime!(g * parts(plan))];
+        }
+    }
+    CmmaFrag {
+        cells,
+        rows,
+        groups,
+    }
+}
+
+/// Stores the columns of `part` of the running sum where the lanes can see them.
+#[cube]
+fn show_part<E: Float>(
+    acc: &CmmaAcc,
+    scratch: &mut CmmaScratch<E>,
+    #[comptime] part: usize,
+    #[comptime] plan: Plan,
+) {
+    let n_tiles = comptime!(plan.tile.val_pad / 16);
+    let per_part = comptime!(part_width(plan) / 16);
+    // The lanes may still be reading what was visible before.
+    sync_plane();
+    #[unroll]
+    for m in 0..comptime!(plan.rows / 16) {
+        #[unroll]
+        for n in 0..per_part {
+            let matrix = acc.cells.index(comptime!(m * n_tiles + part * per_part + n));
+            show(scratch, matrix, score_at(m, comptime!(16 * n), plan), plan);
+        }
+    }
+    // Stored by the plane as a whole, read lane by lane.
+    sync_plane();
+}
+
+/// Takes the columns of `part` back from where the lanes have changed them.
+#[cube]
+fn take_part<E: Float>(
+    acc: &mut CmmaAcc,
+    scratch: &CmmaScratch<E>,
+    #[comptime] part: usize,
+    #[comptime] plan: Plan,
+) {
+    let n_tiles = comptime!(plan.tile.val_pad / 16);
+    let per_part = comptime!(part_width(plan) / 16);
+    // Written lane by lane, loaded by the plane as a whole.
+    sync_plane();
+    let end = scratch.scores.len();
+    #[unroll]
+    for m in 0..comptime!(plan.rows / 16) {
+        #[unroll]
+        for n in 0..per_part {
+            let at = score_at(m, comptime!(16 * n), plan);
+            cmma::load_with_layout(
+                acc.cells.index_mut(comptime!(m * n_tiles + part * per_part + n)),
+                scratch.scores.slice(at, end),
+                comptime!(score_stride(plan) as u32),
+                MatrixLayout::RowMajor,
+            );
+        }
+    }
+}
+
+#[cube]
+impl<E: Float> MatrixUnit for Cmma<E> {
+    type Stage = E;
+    type Width = Const<4>;
+    type Left = CmmaLeft<E>;
+    type Held = ();
+    type Frag = CmmaFrag;
+    type Acc = CmmaAcc;
+    type Scratch = CmmaScratch<E>;
+
+    fn scratch(#[comptime] plan: Plan) -> CmmaScratch<E> {
+        CmmaScratch::<E> {
+            scores: Shared::<[Vector<f32, Const<4>>]>::new_slice(comptime!(
+                plan.scratch_len() / 4
+            )),
+            probs: Shared::<[Vector<E, Const<4>>]>::new_slice(comptime!(plan.prob_len() / 4)),
+        }
+    }
+
+    fn left(tile: &SharedTile<E, Const<4>>, #[comptime] plan: Plan) -> CmmaLeft<E> {
+        let mut cells = Sequence::<Matrix<E>>::new();
+        let first = tile.base + plane_row(plan) as usize * comptime!(tile.stride);
+        #[unroll]
+        for m in 0..comptime!(plan.rows / 16) {
+            #[unroll]
+            for k in 0..comptime!(plan.tile.head_pad / 16) {
+                let at = first + comptime!(16 * m * tile.stride + 4 * k);
+                cells.push(operand::<E>(
+                    &tile.data,
+                    at,
+                    comptime!(4 * tile.stride),
+                    MatrixIdent::A,
+                    MatrixLayout::RowMajor,
+                ));
+            }
+        }
+        CmmaLeft::<E> { cells }
+    }
+
+    fn product(
+        a: &CmmaLeft<E>,
+        b: &SharedTile<E, Const<4>>,
+        scratch: &mut CmmaScratch<E>,
+        #[comptime] plan: Plan,
+    ) -> CmmaFrag {
+        let k_tiles = comptime!(plan.tile.head_pad / 16);
+        #[unroll]
+        for n in 0..comptime!(plan.tile.block_n / 16) {
+            let mut sums = Sequence::<Matrix<f32>>::new();
+            #[unroll]
+            for _m in 0..comptime!(plan.rows / 16) {
+                sums.push(accumulator());
+            }
+            #[unroll]
+            for k in 0..k_tiles {
+                let at = b.base + comptime!(16 * n * b.stride + 4 * k);
+                let right = operand::<E>(
+                    &b.data,
+                    at,
+                    comptime!(4 * b.stride),
+                    MatrixIdent::B,
+                    MatrixLayout::ColMajor,
+                );
+                #[unroll]
+                for m in 0..comptime!(plan.rows / 16) {
+                    let sum = sums.index(m);
+                    cmma::execute(a.cells.index(comptime!(m * k_tiles + k)), &right, sum, sum);
+                }
+            }
+            #[unroll]
+            for m in 0..comptime!(plan.rows / 16) {
+                show(
+                    scratch,
+                    sums.index(m),
+                    score_at(m, comptime!(16 * n), plan),
+                    plan,
+                );
+            }
+        }
+        // Stored by the plane as a whole, read lane by lane.
+        sync_plane();
+        visible(&*scratch, comptime!(plan.tile.block_n), plan)
+    }
+
+    fn hold(frag: &CmmaFrag, scratch: &mut CmmaScratch<E>, #[comptime] plan: Plan) {
+        let stride = comptime!(plan.row_stride(plan.tile.block_n) / 4);
+        let part = (lane(plan) % comptime!(parts(plan) as u32)) as usize;
+        #[unroll]
+        for r in 0..comptime!(frag.rows) {
+            let line = lane_row(r, plan) as usize * stride + part;
+            #[unroll]
+            for g in 0..comptime!(frag.groups) {
+                let p = frag.cells[comptime!(r * frag.groups + g)];
+                scratch.probs[line + comptime!(g * parts(plan))] =
+                    Vector::<E, Const<4>>::cast_from(p);
+            }
+        }
+        // Written lane by lane, loaded by the plane as a whole.
+        sync_plane();
+    }
+
+    fn zero(#[comptime] plan: Plan) -> CmmaAcc {
+        let mut cells = Sequence::<Matrix<f32>>::new();
+        #[unroll]
+        for _i in 0..comptime!(plan.rows / 16 * plan.tile.val_pad / 16) {
+            cells.push(accumulator());
+        }
+        CmmaAcc { cells }
+    }
+
+    fn accumulate(
+        acc: &mut CmmaAcc,
+        _a: &(),
+        b: &SharedTile<E, Const<4>>,
+        scratch: &mut CmmaScratch<E>,
+        #[comptime] plan: Plan,
+    ) {
+        let n_tiles = comptime!(plan.tile.val_pad / 16);
+        let stride = comptime!(plan.row_stride(plan.tile.block_n));
+        let first = plane_row(plan) as usize * comptime!(stride / 4);
+        #[unroll]
+        for k in 0..comptime!(plan.tile.block_n / 16) {
+            let mut left = Sequence::<Matrix<E>>::new();
+            #[unroll]
+            for m in 0..comptime!(plan.rows / 16) {
+                let at = first + comptime!(16 * m * stride / 4 + 4 * k);
+                left.push(operand::<E>(
+                    &scratch.probs,
+                    at,
+                    stride,
+                    MatrixIdent::A,
+                    MatrixLayout::RowMajor,
+                ));
+            }
+            #[unroll]
+            for n in 0..n_tiles {
+                let at = b.base + comptime!(16 * k * b.stride + 4 * n);
+                let right = operand::<E>(
+                    &b.data,
+                    at,
+                    comptime!(4 * b.stride),
+                    MatrixIdent::B,
+                    MatrixLayout::RowMajor,
+                );
+                #[unroll]
+                for m in 0..comptime!(plan.rows / 16) {
+                    let sum = acc.cells.index(comptime!(m * n_tiles + n));
+                    cmma::execute(left.index(m), &right, sum, sum);
+                }
+            }
+        }
+    }
+
+    fn rescale(
+        acc: &mut CmmaAcc,
+        alpha: &Array<f32>,
+        stale: bool,
+        scratch: &mut CmmaScratch<E>,
+        #[comptime] plan: Plan,
+    ) {
+        if plane_any(stale) {
+            let lane_part = (lane(plan) % comptime!(parts(plan) as u32)) as usize;
+            #[unroll]
+            for part in 0..comptime!(plan.tile.val_pad / part_width(plan)) {
+                show_part(&*acc, scratch, part, plan);
+                #[unroll]
+                for r in 0..comptime!(lane_rows(plan)) {
+                    let line = lane_row(r, plan) as usize * comptime!(score_stride(plan) / 4)
+                        + lane_part;
+                    #[unroll]
+                    for g in 0..comptime!(part_width(plan) / 4 / parts(plan)) {
+                        let at = line + comptime!(g * parts(plan));
+                        scratch.scores[at] =
+                            scratch.scores[at] * Vector::<f32, Const<4>>::new(alpha[r]);
+                    }
+                }
+                take_part(acc, &*scratch, part, plan);
+            }
+        }
+    }
+
+    fn part_cols(#[comptime] plan: Plan) -> comptime_type!(usize) {
+        comptime!(part_width(plan))
+    }
+
+    fn read(
+        acc: &CmmaAcc,
+        #[comptime] part: usize,
+        scratch: &mut CmmaScratch<E>,
+        #[comptime] plan: Plan,
+    ) -> CmmaFrag {
+        show_part(acc, scratch, part, plan);
+        visible(&*scratch, comptime!(part_width(plan)), plan)
+    }
+
+    fn frag_rows(#[comptime] plan: Plan) -> comptime_type!(usize) {
+        comptime!(lane_rows(plan))
+    }
+
+    fn rows(frag: &CmmaFrag) -> comptime_type!(usize) {
+        comptime!(frag.rows)
+    }
+
+    fn cols(frag: &CmmaFrag) -> comptime_type!(usize) {
+        comptime!(4 * frag.groups)
+    }
+
+    fn run(frag: &CmmaFrag) -> comptime_type!(usize) {
+        let _ = comptime!(frag.groups);
+        4usize
+    }
+
+    fn get(frag: &CmmaFrag, #[comptime] r: usize, #[comptime] c: usize) -> f32 {
+        frag.cells[comptime!(r * frag.groups + c / 4)].extract(comptime!(c % 4))
+    }
+
+    fn set(frag: &mut CmmaFrag, #[comptime] r: usize, #[comptime] c: usize, value: f32) {
+        let i = comptime!(r * frag.groups + c / 4);
+        let mut cell = frag.cells[i];
+        cell.insert(comptime!(c % 4), value);
+        frag.cells[i] = cell;
+    }
+
+    fn row(frag: &CmmaFrag, #[comptime] r: usize, #[comptime] plan: Plan) -> u32 {
+        let _ = comptime!(frag.rows);
+        lane_row(r, plan)
+    }
+
+    fn col(frag: &CmmaFrag, #[comptime] c: usize, #[comptime] plan: Plan) -> u32 {
+        let _ = comptime!(frag.groups);
+        (lane(plan) % comptime!(parts(plan) as u32) + comptime!((c / 4 * parts(plan)) as u32))
+            * 4u32
+            + comptime!((c % 4) as u32)
+    }
+
+    fn reduce_max(
+        values: &mut Array<f32>,
+        _scratch: &mut CmmaScratch<E>,
+        #[comptime] plan: Plan,
+    ) {
+        #[unroll]
+        for r in 0..comptime!(lane_rows(plan)) {
+            let mut x = values[r];
+            #[unroll]
+            for i in 0..comptime!(parts(plan).trailing_zeros()) {
+                x = max(x, plane_shuffle_xor(x, comptime!(1u32 << i)));
+            }
+            values[r] = x;
+        }
+    }
+
+    fn reduce_sum(
+        values: &mut Array<f32>,
+        _scratch: &mut CmmaScratch<E>,
+        #[comptime] plan: Plan,
+    ) {
+        #[unroll]
+        for r in 0..comptime!(lane_rows(plan)) {
+            let mut x = values[r];
+            #[unroll]
+            for i in 0..comptime!(parts(plan).trailing_zeros()) {
+                x += plane_shuffle_xor(x, comptime!(1u32 << i));
+            }
+            values[r] = x;
+        }
+    }
+}

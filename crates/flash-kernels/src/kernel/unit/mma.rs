@@ -1,0 +1,366 @@
+//! `mma.sync` m16n8k16 with operands by `ldmatrix`; probabilities never leave registers.
+//!
+//! A plane owns `plan.rows` rows. Fragment layouts are those of the PTX manual: with
+//! `g = lane / 4` and `t = lane % 4` an accumulator holds `(g, 2t) (g, 2t+1) (g+8, 2t) (g+8, 2t+1)`,
+//! so two accumulators side by side are one left operand once packed.
+
+use core::marker::PhantomData;
+
+use cubecl::prelude::*;
+
+use super::{MatrixUnit, ptx};
+use crate::{
+    kernel::tile::SharedTile,
+    plan::{Plan, QueryOperand},
+};
+
+/// See the module.
+pub struct Mma<E: HalfFloat> {
+    _element: PhantomData<E>,
+}
+
+/// 16-bit floats that `mma.sync` multiplies.
+pub trait HalfFloat: Float {
+    /// Their name in PTX.
+    const PTX: &'static str;
+}
+
+impl HalfFloat for half::f16 {
+    const PTX: &'static str = "f16";
+}
+
+impl HalfFloat for half::bf16 {
+    const PTX: &'static str = "bf16";
+}
+
+/// Accumulators, `[m16, n8]`.
+#[derive(CubeType)]
+pub struct MmaFrag {
+    cells: Array<Vector<f32, Const<4>>>,
+    #[cube(comptime)]
+    m_tiles: usize,
+    #[cube(comptime)]
+    n_tiles: usize,
+}
+
+/// Left operands `[m16, k16]` in registers.
+#[derive(CubeType)]
+pub struct MmaHeld {
+    cells: Array<Vector<u32, Const<4>>>,
+}
+
+/// The query operand: in registers, or where to read it again.
+#[derive(CubeType)]
+pub struct MmaLeft {
+    cells: Array<Vector<u32, Const<4>>>,
+    address: u32,
+}
+
+#[cube]
+fn lane() -> u32 {
+    UNIT_POS % 32u32
+}
+
+#[cube]
+fn plane_row(#[comptime] plan: Plan) -> u32 {
+    (UNIT_POS / 32u32) * comptime!(plan.rows as u32)
+}
+
+/// Address from which this lane's rows of a 16×16 block are read, for the lane order
+/// (rows 0-7, rows 8-15, then the right half): left operands, and right ones transposed.
+#[cube]
+fn row_first<E: HalfFloat>(tile: &SharedTile<E, Const<8>>, first_row: u32) -> u32 {
+    let row = first_row + lane() % 16u32;
+    let col = (lane() / 16u32) * 8u32;
+    ptx::shared_address(&tile.data, tile.base)
+        + (row * comptime!(8 * tile.stride as u32) + col) * 2u32
+}
+
+/// Likewise for the order (columns 0-7, columns 8-15, then the lower half): right operands as
+/// they lie.
+#[cube]
+fn col_first<E: HalfFloat>(tile: &SharedTile<E, Const<8>>) -> u32 {
+    let row = (lane() / 16u32) * 8u32 + lane() % 8u32;
+    let col = ((lane() / 8u32) % 2u32) * 8u32;
+    ptx::shared_address(&tile.data, tile.base)
+        + (row * comptime!(8 * tile.stride as u32) + col) * 2u32
+}
+
+/// Bytes from a tile's block (0, 0) to its block at (`row`, `col`), `stride` in vectors of 8.
+const fn block_offset(row: usize, col: usize, stride: usize) -> u32 {
+    (2 * (row * 8 * stride + col)) as u32
+}
+
+#[cube]
+fn zeros(#[comptime] m_tiles: usize, #[comptime] n_tiles: usize) -> MmaFrag {
+    let mut cells = Array::<Vector<f32, Const<4>>>::new(comptime!(m_tiles * n_tiles));
+    #[unroll]
+    for i in 0..comptime!(m_tiles * n_tiles) {
+        cells[i] = Vector::<f32, Const<4>>::new(0.0);
+    }
+    MmaFrag {
+        cells,
+        m_tiles,
+        n_tiles,
+    }
+}
+
+/// Half of what one `ldmatrix` of a right operand brought: the 16×8 block `half`.
+#[cube]
+fn right_half(both: Vector<u32, Const<4>>, #[comptime] half: usize) -> Vector<u32, Const<2>> {
+    let mut out = Vector::<u32, Const<2>>::empty();
+    out.insert(0usize, both.extract(comptime!(2 * half)));
+    out.insert(1usize, both.extract(comptime!(2 * half + 1)));
+    out
+}
+
+/// `frag[m, 2·pair ..] += a·both` for one left block and the two right blocks of a load.
+#[cube]
+fn multiply_pair<E: HalfFloat>(
+    frag: &mut MmaFrag,
+    a: Vector<u32, Const<4>>,
+    both: Vector<u32, Const<4>>,
+    #[comptime] m: usize,
+    #[comptime] pair: usize,
+) {
+    #[unroll]
+    for half in 0..2usize {
+        let i = comptime!(m * frag.n_tiles + 2 * pair + half);
+        frag.cells[i] =
+            ptx::mma_m16n8k16(a, right_half(both, half), frag.cells[i], comptime!(E::PTX));
+    }
+}
+
+#[cube]
+fn left_block<E: HalfFloat>(
+    a: &MmaLeft,
+    #[comptime] m: usize,
+    #[comptime] k: usize,
+    #[comptime] plan: Plan,
+) -> Vector<u32, Const<4>> {
+    let k_tiles = comptime!(plan.tile.head_pad / 16);
+    if comptime!(plan.queries == QueryOperand::Resident) {
+        a.cells[comptime!(m * k_tiles + k)]
+    } else {
+        let stride = comptime!(plan.row_stride(plan.tile.head_pad) / 8);
+        ptx::ldmatrix(a.address, comptime!(block_offset(16 * m, 16 * k, stride)))
+    }
+}
+
+#[cube]
+impl<E: HalfFloat> MatrixUnit for Mma<E> {
+    type Stage = E;
+    type Width = Const<8>;
+    type Left = MmaLeft;
+    type Held = MmaHeld;
+    type Frag = MmaFrag;
+    type Acc = MmaFrag;
+    type Scratch = ();
+
+    fn scratch(#[comptime] _plan: Plan) {}
+
+    fn left(tile: &SharedTile<E, Const<8>>, #[comptime] plan: Plan) -> MmaLeft {
+        let address = row_first(tile, plane_row(plan));
+        let m_tiles = comptime!(plan.rows / 16);
+        let k_tiles = comptime!(plan.tile.head_pad / 16);
+        let resident = comptime!(plan.queries == QueryOperand::Resident);
+        let len = comptime!(if resident { m_tiles * k_tiles } else { 1 });
+        let mut cells = Array::<Vector<u32, Const<4>>>::new(len);
+        if resident {
+            #[unroll]
+            for m in 0..m_tiles {
+                #[unroll]
+                for k in 0..k_tiles {
+                    let offset = comptime!(block_offset(16 * m, 16 * k, tile.stride));
+                    cells[comptime!(m * k_tiles + k)] = ptx::ldmatrix(address, offset);
+                }
+            }
+        }
+        MmaLeft { cells, address }
+    }
+
+    fn product(
+        a: &MmaLeft,
+        b: &SharedTile<E, Const<8>>,
+        _scratch: &mut (),
+        #[comptime] plan: Plan,
+    ) -> MmaFrag {
+        let m_tiles = comptime!(plan.rows / 16);
+        let n_tiles = comptime!(plan.tile.block_n / 8);
+        let mut frag = zeros(m_tiles, n_tiles);
+        let address = col_first(b);
+        #[unroll]
+        for k in 0..comptime!(plan.tile.head_pad / 16) {
+            let mut left = Array::<Vector<u32, Const<4>>>::new(m_tiles);
+            #[unroll]
+            for m in 0..m_tiles {
+                left[m] = left_block::<E>(a, m, k, plan);
+            }
+            #[unroll]
+            for pair in 0..comptime!(n_tiles / 2) {
+                let offset = comptime!(block_offset(16 * pair, 16 * k, b.stride));
+                let both = ptx::ldmatrix(address, offset);
+                #[unroll]
+                for m in 0..m_tiles {
+                    multiply_pair::<E>(&mut frag, left[m], both, m, pair);
+                }
+            }
+        }
+        frag
+    }
+
+    fn hold(frag: &MmaFrag, _scratch: &mut (), #[comptime] _plan: Plan) -> MmaHeld {
+        let k_tiles = comptime!(frag.n_tiles / 2);
+        let mut cells = Array::<Vector<u32, Const<4>>>::new(comptime!(frag.m_tiles * k_tiles));
+        #[unroll]
+        for m in 0..comptime!(frag.m_tiles) {
+            #[unroll]
+            for k in 0..k_tiles {
+                let mut block = Vector::<u32, Const<4>>::empty();
+                #[unroll]
+                for half in 0..2usize {
+                    let x = frag.cells[comptime!(m * frag.n_tiles + 2 * k + half)];
+                    let upper = ptx::pack(x.extract(0usize), x.extract(1usize), comptime!(E::PTX));
+                    let lower = ptx::pack(x.extract(2usize), x.extract(3usize), comptime!(E::PTX));
+                    block.insert(comptime!(2 * half), upper);
+                    block.insert(comptime!(2 * half + 1), lower);
+                }
+                cells[comptime!(m * k_tiles + k)] = block;
+            }
+        }
+        MmaHeld { cells }
+    }
+
+    fn zero(#[comptime] plan: Plan) -> MmaFrag {
+        zeros(
+            comptime!(plan.rows / 16),
+            comptime!(plan.tile.val_pad / 8),
+        )
+    }
+
+    fn accumulate(
+        acc: &mut MmaFrag,
+        a: &MmaHeld,
+        b: &SharedTile<E, Const<8>>,
+        _scratch: &mut (),
+        #[comptime] plan: Plan,
+    ) {
+        let k_tiles = comptime!(plan.tile.block_n / 16);
+        let address = row_first(b, 0u32);
+        #[unroll]
+        for k in 0..k_tiles {
+            #[unroll]
+            for pair in 0..comptime!(acc.n_tiles / 2) {
+                let offset = comptime!(block_offset(16 * k, 16 * pair, b.stride));
+                let both = ptx::ldmatrix_trans(address, offset);
+                #[unroll]
+                for m in 0..comptime!(acc.m_tiles) {
+                    let left = a.cells[comptime!(m * k_tiles + k)];
+                    multiply_pair::<E>(acc, left, both, m, pair);
+                }
+            }
+        }
+    }
+
+    fn rescale(
+        acc: &mut MmaFrag,
+        alpha: &Array<f32>,
+        stale: bool,
+        _scratch: &mut (),
+        #[comptime] _plan: Plan,
+    ) {
+        if ptx::any(u32::cast_from(stale)) {
+            #[unroll]
+            for m in 0..comptime!(acc.m_tiles) {
+                let (upper, lower) = (alpha[comptime!(2 * m)], alpha[comptime!(2 * m + 1)]);
+                #[unroll]
+                for n in 0..comptime!(acc.n_tiles) {
+                    let x = acc.cells[comptime!(m * acc.n_tiles + n)];
+                    let mut y = Vector::<f32, Const<4>>::empty();
+                    y.insert(0usize, x.extract(0usize) * upper);
+                    y.insert(1usize, x.extract(1usize) * upper);
+                    y.insert(2usize, x.extract(2usize) * lower);
+                    y.insert(3usize, x.extract(3usize) * lower);
+                    acc.cells[comptime!(m * acc.n_tiles + n)] = y;
+                }
+            }
+        }
+    }
+
+    fn part_cols(#[comptime] plan: Plan) -> comptime_type!(usize) {
+        comptime!(plan.tile.val_pad)
+    }
+
+    fn read(
+        acc: &MmaFrag,
+        #[comptime] _part: usize,
+        _scratch: &mut (),
+        #[comptime] _plan: Plan,
+    ) -> MmaFrag {
+        let (m_tiles, n_tiles) = comptime!((acc.m_tiles, acc.n_tiles));
+        let mut cells = Array::<Vector<f32, Const<4>>>::new(comptime!(m_tiles * n_tiles));
+        #[unroll]
+        for i in 0..comptime!(m_tiles * n_tiles) {
+            cells[i] = acc.cells[i];
+        }
+        MmaFrag {
+            cells,
+            m_tiles,
+            n_tiles,
+        }
+    }
+
+    fn frag_rows(#[comptime] plan: Plan) -> comptime_type!(usize) {
+        comptime!(plan.rows / 8)
+    }
+
+    fn rows(frag: &MmaFrag) -> comptime_type!(usize) {
+        comptime!(2 * frag.m_tiles)
+    }
+
+    fn cols(frag: &MmaFrag) -> comptime_type!(usize) {
+        comptime!(2 * frag.n_tiles)
+    }
+
+    fn run(frag: &MmaFrag) -> comptime_type!(usize) {
+        let _ = comptime!(frag.n_tiles);
+        2usize
+    }
+
+    fn get(frag: &MmaFrag, #[comptime] r: usize, #[comptime] c: usize) -> f32 {
+        frag.cells[comptime!(r / 2 * frag.n_tiles + c / 2)].extract(comptime!(r % 2 * 2 + c % 2))
+    }
+
+    fn set(frag: &mut MmaFrag, #[comptime] r: usize, #[comptime] c: usize, value: f32) {
+        let i = comptime!(r / 2 * frag.n_tiles + c / 2);
+        let mut cell = frag.cells[i];
+        cell.insert(comptime!(r % 2 * 2 + c % 2), value);
+        frag.cells[i] = cell;
+    }
+
+    fn row(frag: &MmaFrag, #[comptime] r: usize, #[comptime] plan: Plan) -> u32 {
+        let _ = comptime!(frag.m_tiles);
+        plane_row(plan) + comptime!((r / 2 * 16 + r % 2 * 8) as u32) + lane() / 4u32
+    }
+
+    fn col(frag: &MmaFrag, #[comptime] c: usize, #[comptime] _plan: Plan) -> u32 {
+        let _ = comptime!(frag.n_tiles);
+        (lane() % 4u32) * 2u32 + comptime!((c / 2 * 8 + c % 2) as u32)
+    }
+
+    fn reduce_max(values: &mut Array<f32>, _scratch: &mut (), #[comptime] plan: Plan) {
+        #[unroll]
+        for r in 0..comptime!(plan.rows / 8) {
+            let x = max(values[r], ptx::shuffle_xor(values[r], 1u32));
+            values[r] = max(x, ptx::shuffle_xor(x, 2u32));
+        }
+    }
+
+    fn reduce_sum(values: &mut Array<f32>, _scratch: &mut (), #[comptime] plan: Plan) {
+        #[unroll]
+        for r in 0..comptime!(plan.rows / 8) {
+            let x = values[r] + ptx::shuffle_xor(values[r], 1u32);
+            values[r] = x + ptx::shuffle_xor(x, 2u32);
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! The border: what a device must be able to do with a tile.
+
+use cubecl::prelude::*;
+
+use super::tile::SharedTile;
+use crate::plan::Plan;
+
+pub mod cmma;
+pub mod mma;
+pub mod ptx;
+pub mod scalar;
+
+pub use cmma::Cmma;
+pub use mma::Mma;
+pub use scalar::Scalar;
+
+/// Multiplies tiles, and shows a product as rows × columns of f32 registers.
+///
+/// A cube's `block_m` rows are shared out among groups of units (the cube itself, or its planes).
+/// Softmax, mask and score see only `(row, col, value)` of a [`Self::Frag`]. Every verb is called
+/// by all units of the cube in uniform control flow and synchronises what it needs itself; where
+/// a verb leaves something for the caller to synchronise, it says so.
+#[cube]
+pub trait MatrixUnit: Send + Sync + 'static {
+    /// Element type of tiles in shared memory.
+    type Stage: Float;
+    /// Vector in which tiles are accessed.
+    type Width: Size;
+    /// Left operand read from a shared tile.
+    type Left: CubeType;
+    /// Left operand made of a product.
+    type Held: CubeType;
+    /// A product as the units see it.
+    type Frag: CubeType;
+    /// A running sum of products, `[block_m, val_pad]`.
+    type Acc: CubeType;
+    /// Shared memory of the unit's own.
+    type Scratch: CubeType;
+
+    /// Allocates the scratch, once per kernel.
+    fn scratch(#[comptime] plan: Plan) -> Self::Scratch;
+
+    /// Reads (or keeps a reference to) the left operand `[block_m, head_pad]`. The tile must be
+    /// visible to the cube and stay unchanged as long as the operand is used.
+    fn left(tile: &SharedTile<Self::Stage, Self::Width>, #[comptime] plan: Plan) -> Self::Left;
+
+    /// `s = a·bᵀ`: `a` `[block_m, head_pad]`, `b` `[block_n, head_pad]`, `s` `[block_m, block_n]`.
+    fn product(
+        a: &Self::Left,
+        b: &SharedTile<Self::Stage, Self::Width>,
+        scratch: &mut Self::Scratch,
+        #[comptime] plan: Plan,
+    ) -> Self::Frag;
+
+    /// Turns a product `[block_m, block_n]` into a left operand, rounded to [`Self::Stage`].
+    fn hold(
+        frag: &Self::Frag,
+        scratch: &mut Self::Scratch,
+        #[comptime] plan: Plan,
+    ) -> Self::Held;
+
+    /// An accumulator of zeros.
+    fn zero(#[comptime] plan: Plan) -> Self::Acc;
+
+    /// `acc += a·b`: `a` `[block_m, block_n]`, `b` `[block_n, val_pad]`, `acc` `[block_m, val_pad]`.
+    fn accumulate(
+        acc: &mut Self::Acc,
+        a: &Self::Held,
+        b: &SharedTile<Self::Stage, Self::Width>,
+        scratch: &mut Self::Scratch,
+        #[comptime] plan: Plan,
+    );
+
+    /// `acc[r, :] *= alpha[r]`, `alpha` indexed like a product's rows. `stale` is false in a unit
+    /// whose `alpha` are all 1; a group may skip the work if it is false in all of its units.
+    fn rescale(
+        acc: &mut Self::Acc,
+        alpha: &Array<f32>,
+        stale: bool,
+        scratch: &mut Self::Scratch,
+        #[comptime] plan: Plan,
+    );
+
+    /// Columns of `acc` that [`Self::read`] shows at a time; divides `val_pad`.
+    fn part_cols(#[comptime] plan: Plan) -> comptime_type!(usize);
+
+    /// Columns `[part·part_cols, (part+1)·part_cols)` of the accumulator as the units see them.
+    fn read(
+        acc: &Self::Acc,
+        #[comptime] part: usize,
+        scratch: &mut Self::Scratch,
+        #[comptime] plan: Plan,
+    ) -> Self::Frag;
+
+    /// Rows that each unit sees, the same of a product and of an accumulator.
+    fn frag_rows(#[comptime] plan: Plan) -> comptime_type!(usize);
+    /// Rows of `frag` that this unit sees.
+    fn rows(frag: &Self::Frag) -> comptime_type!(usize);
+    /// Columns of `frag` that this unit sees.
+    fn cols(frag: &Self::Frag) -> comptime_type!(usize);
+    /// This unit's columns come in runs of so many neighbours.
+    fn run(frag: &Self::Frag) -> comptime_type!(usize);
+    /// The value at this unit's `(r, c)`.
+    fn get(frag: &Self::Frag, #[comptime] r: usize, #[comptime] c: usize) -> f32;
+    /// Replaces the value at this unit's `(r, c)`.
+    fn set(frag: &mut Self::Frag, #[comptime] r: usize, #[comptime] c: usize, value: f32);
+    /// Row of the tile at this unit's `r`.
+    fn row(frag: &Self::Frag, #[comptime] r: usize, #[comptime] plan: Plan) -> u32;
+    /// Column of the tile at this unit's `c`.
+    fn col(frag: &Self::Frag, #[comptime] c: usize, #[comptime] plan: Plan) -> u32;
+
+    /// Maximum of each of `values` (one per row) over the units that share the row.
+    fn reduce_max(
+        values: &mut Array<f32>,
+        scratch: &mut Self::Scratch,
+        #[comptime] plan: Plan,
+    );
+    /// Sum of each of `values` (one per row) over the units that share the row.
+    fn reduce_sum(
+        values: &mut Array<f32>,
+        scratch: &mut Self::Scratch,
+        #[comptime] plan: Plan,
+    );
+}

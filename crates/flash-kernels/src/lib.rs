@@ -1,0 +1,20 @@
+//! FlashAttention kernels written once in CubeCL and compiled for CUDA and WGPU.
+//!
+//! This crate knows nothing of Burn: it takes raw device buffers with shapes and strides
+//! ([`TensorView`]), chooses a [`Plan`] for the device from one table ([`select`]) and launches.
+//! Everything under [`kernel`] runs on the device, everything beside it on the host.
+
+#[cfg(feature = "codegen")]
+pub mod codegen;
+pub mod error;
+pub mod kernel;
+pub mod launch;
+pub mod plan;
+pub mod problem;
+pub mod select;
+
+pub use error::AttentionError;
+pub use launch::{ForwardOutput, MaskKind, MaskView, TensorView, forward, plan_forward};
+pub use plan::{CopyKind, Isa, Plan, Reduction, TileShape, UnitKind};
+pub use problem::{AttentionProblem, AttentionShape, Causality, FloatKind, Masking};
+pub use select::DeviceClass;

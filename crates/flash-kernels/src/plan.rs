@@ -1,0 +1,252 @@
+//! What is compiled: one plain value that is a kernel's whole comptime configuration.
+//!
+//! Lengths, strides, scale and head sizes below the padded ones are run-time values: a new one
+//! does not recompile.
+
+use crate::{AttentionError, Causality, DeviceClass, Masking};
+
+/// Which implementation of `MatrixUnit` multiplies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum UnitKind {
+    /// Register tiles of f32 on any device.
+    Scalar,
+    /// Cooperative matrices with an opaque layout (Vulkan, CUDA wmma).
+    Cmma,
+    /// `mma.sync` with a known layout (CUDA, sm_80 and later).
+    Mma,
+}
+
+/// Instructions a kernel may use beyond CubeCL's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Isa {
+    /// None: the kernel must compile for every runtime.
+    Portable,
+    /// PTX of sm_80 and later.
+    Ptx,
+}
+
+/// How a tile travels from global to shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CopyKind {
+    /// Through registers, converted on the way; one stage.
+    Vector,
+    /// `cp.async` of 16 bytes; two stages, the next tile travels while this one is computed.
+    Async,
+}
+
+/// How units that share a row reduce over it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reduction {
+    /// Plane shuffles.
+    Plane,
+    /// Shared memory and cube barriers, where the device has no plane operations.
+    Shared,
+}
+
+/// Where V's tile lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ValueBuffer {
+    /// In shared memory of its own.
+    Own,
+    /// In K's, loaded once the scores are done: half the shared memory, two barriers more.
+    OfKeys,
+}
+
+/// Where the query operand is during the walk over the keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum QueryOperand {
+    /// In registers.
+    Resident,
+    /// In shared memory, read again in each step: registers go to the accumulators.
+    Reread,
+}
+
+/// When the scale is applied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ScaleKind {
+    /// Inside the exponential, `exp2(s·c - m·c)`: needs `c > 0`.
+    Folded,
+    /// To each score before the mask: any finite scale.
+    Before,
+}
+
+/// Sizes of the tiles of one cube. All are comptime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TileShape {
+    /// Query rows of a cube.
+    pub block_m: usize,
+    /// Keys of a step.
+    pub block_n: usize,
+    /// `head_dim` rounded up to what the unit multiplies in.
+    pub head_pad: usize,
+    /// `val_dim` rounded up likewise.
+    pub val_pad: usize,
+}
+
+/// The comptime configuration of a forward kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Plan {
+    /// Who multiplies.
+    pub unit: UnitKind,
+    /// Which instructions are allowed.
+    pub isa: Isa,
+    /// Tile sizes.
+    pub tile: TileShape,
+    /// Units of a cube.
+    pub threads: usize,
+    /// Units of a plane, where the unit works by planes.
+    pub plane_size: usize,
+    /// Rows of a tile that one unit ([`UnitKind::Scalar`]) or one plane owns.
+    pub rows: usize,
+    /// Global to shared memory.
+    pub copy: CopyKind,
+    /// Elements of one global load.
+    pub load_width: usize,
+    /// Elements of one global store.
+    pub store_width: usize,
+    /// Where the query operand is.
+    pub queries: QueryOperand,
+    /// Reduction over a row.
+    pub reduction: Reduction,
+    /// Where V lies.
+    pub values: ValueBuffer,
+    /// When the scale is applied.
+    pub scale: ScaleKind,
+    /// Positional mask.
+    pub causality: Causality,
+    /// Bool mask.
+    pub masking: Masking,
+    /// Bytes of an element in shared memory.
+    pub stage_bytes: usize,
+}
+
+/// Elements by which rows in shared memory are apart beyond their length, in bytes: one 16-byte
+/// access, so that the rows of an 8-row matrix fall on different banks.
+pub const ROW_PAD_BYTES: usize = 16;
+
+impl Plan {
+    /// Stages of the K/V pipeline.
+    pub const fn stages(&self) -> usize {
+        match self.copy {
+            CopyKind::Vector => 1,
+            CopyKind::Async => 2,
+        }
+    }
+
+    /// Elements between rows of a shared tile of `cols` columns.
+    pub const fn row_stride(&self, cols: usize) -> usize {
+        cols + ROW_PAD_BYTES / self.stage_bytes
+    }
+
+    /// Units that share a row of [`UnitKind::Scalar`]'s register tiles.
+    pub const fn across(&self) -> usize {
+        self.threads * self.rows / self.tile.block_m
+    }
+
+    /// Planes of a cube.
+    pub const fn planes(&self) -> usize {
+        self.threads / self.plane_size
+    }
+
+    /// Elements of one stage of the K buffer (which V shares under [`ValueBuffer::OfKeys`]).
+    pub const fn key_stage_len(&self) -> usize {
+        let cols = match self.values {
+            ValueBuffer::Own => self.tile.head_pad,
+            ValueBuffer::OfKeys => max(self.tile.head_pad, self.tile.val_pad),
+        };
+        self.tile.block_n * self.row_stride(cols)
+    }
+
+    /// Elements of one stage of the V buffer; none under [`ValueBuffer::OfKeys`].
+    pub const fn value_stage_len(&self) -> usize {
+        match self.values {
+            ValueBuffer::Own => self.tile.block_n * self.row_stride(self.tile.val_pad),
+            ValueBuffer::OfKeys => 0,
+        }
+    }
+
+    /// Elements of the Q buffer.
+    pub const fn query_len(&self) -> usize {
+        self.tile.block_m * self.row_stride(self.tile.head_pad)
+    }
+
+    /// Shared memory of a cube in bytes: operands, then what the unit needs for itself.
+    pub const fn shared_bytes(&self) -> usize {
+        let stages = self.stages() * (self.key_stage_len() + self.value_stage_len());
+        let operands = (self.query_len() + stages) * self.stage_bytes;
+        operands + self.scratch_bytes()
+    }
+
+    /// Elements of the probabilities in [`UnitKind::Scalar`]'s and [`UnitKind::Cmma`]'s scratch.
+    pub const fn prob_len(&self) -> usize {
+        match self.unit {
+            UnitKind::Scalar => self.tile.block_n * (self.tile.block_m + 4),
+            UnitKind::Cmma => self.tile.block_m * self.row_stride(self.tile.block_n),
+            UnitKind::Mma => 0,
+        }
+    }
+
+    /// f32 of scratch besides: row reductions (Scalar) or visible scores (Cmma).
+    pub const fn scratch_len(&self) -> usize {
+        match (self.unit, self.reduction) {
+            (UnitKind::Scalar, Reduction::Shared) => self.tile.block_m * self.across(),
+            (UnitKind::Cmma, _) => self.tile.block_m * (self.tile.block_n + 4),
+            _ => 0,
+        }
+    }
+
+    const fn scratch_bytes(&self) -> usize {
+        self.prob_len() * self.stage_bytes + self.scratch_len() * 4
+    }
+
+    /// Can `device` run this plan?
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::Device`] naming the first resource that does not suffice.
+    pub fn check(&self, device: &DeviceClass) -> Result<(), AttentionError> {
+        let at_least = |resource, has: usize, needs: usize| {
+            if has >= needs {
+                return Ok(());
+            }
+            Err(AttentionError::device(
+                resource,
+                has,
+                format!("at least {needs}"),
+            ))
+        };
+        at_least(
+            "shared memory in bytes",
+            device.shared_bytes,
+            self.shared_bytes(),
+        )?;
+        at_least("units per cube", device.max_threads, self.threads)?;
+        let planes = match self.unit {
+            UnitKind::Scalar => self.reduction == Reduction::Plane,
+            UnitKind::Cmma | UnitKind::Mma => true,
+        };
+        if planes && device.plane_size != Some(self.plane_size) {
+            return Err(AttentionError::device(
+                "plane size",
+                device
+                    .plane_size
+                    .map_or("not fixed or without plane operations".into(), |p| {
+                        p.to_string()
+                    }),
+                self.plane_size,
+            ));
+        }
+        if self.isa == Isa::Ptx && device.isa != Isa::Ptx {
+            return Err(AttentionError::device(
+                "instruction set",
+                "not PTX",
+                "PTX of sm_80 or later through CubeCL's C++ compiler (feature cuda-cpp)",
+            ));
+        }
+        Ok(())
+    }
+}
+
+const fn max(a: usize, b: usize) -> usize {
+    if a > b { a } else { b }
+}

@@ -1,0 +1,8 @@
+//! The specification against the textbook formula, finite differences and known numbers.
+
+mod case;
+mod forward;
+mod gradients;
+mod plain;
+mod rounding;
+mod visibility;

@@ -1,0 +1,36 @@
+//! What burn-flash-attention promises, one module per promise, against the f64 specification.
+//!
+//! One binary for every runtime: `FLASH_RUNTIME=wgpu|vulkan|cuda|flex` picks the device, the
+//! default is the first that is compiled in. A single claim runs by its name:
+//!
+//! ```text
+//! cargo test --test attention masks::tiles
+//! cargo test --test attention -- --exact runtime::describe
+//! ```
+//!
+//! A result is right when it is at most twice as far from the specification as the plain
+//! computation in the same dtype, plus a few units in the last place (`compare.rs`). The expected
+//! values are always computed on the host: a framework's own ops have been wrong too. A dtype that
+//! the device cannot hold must be refused, and every test of that dtype asserts it.
+//!
+//! "Case N" in a name is a row of the list of inputs that broke other attention kernels; the test
+//! carries its shapes. Feature `exhaustive` adds the wide products.
+
+mod compare;
+mod dropin;
+mod errors;
+mod fallback;
+mod fusion;
+mod gqa;
+mod gradients;
+mod large;
+mod masks;
+mod numerics;
+mod problem;
+mod regression;
+mod report;
+mod rng;
+mod runtime;
+mod shapes;
+mod strides;
+mod support;
