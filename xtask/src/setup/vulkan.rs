@@ -50,6 +50,11 @@ pub fn ensure(sh: &Shell, language: Language) -> Result<()> {
         println!("vulkan: not needed, WGPU uses this system's own graphics API");
         return Ok(());
     }
+    if env::var_os("XDG_RUNTIME_DIR").is_none() {
+        // Without a desktop session it is unset, and each program that opens a device would print
+        // an error about it, though none of them opens a window.
+        sh.set_var("XDG_RUNTIME_DIR", env::temp_dir());
+    }
     let mut survey = Survey::take();
     if survey.verdict() == Verdict::InstallMesa {
         system::install(sh, &MESA, "a Vulkan driver for the CPU (Mesa's lavapipe)")?;

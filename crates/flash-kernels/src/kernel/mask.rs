@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::{seq::Seq, unit::MatrixUnit};
+use super::{math::neg_infinity, seq::Seq, unit::MatrixUnit};
 use crate::{Causality, Masking, plan::Plan};
 
 /// Key tiles of a query tile: `[begin, inner_end)` need no mask, `[inner_end, end)` do.
@@ -125,17 +125,14 @@ impl<M: Int> Mask<M> {
     ) {
         let rows = U::rows(&*s);
         let cols = U::cols(&*s);
+        let dropped = neg_infinity(comptime!(plan.isa));
         #[unroll]
         for r in 0..rows {
             let q = query_start + U::row(&*s, r, plan);
             #[unroll]
             for c in 0..cols {
                 let k = key_start + U::col(&*s, c, plan);
-                let x = select(
-                    self.keep(q, k),
-                    U::get(&*s, r, c),
-                    f32::new(f32::NEG_INFINITY),
-                );
+                let x = select(self.keep(q, k), U::get(&*s, r, c), dropped);
                 U::set(s, r, c, x);
             }
         }

@@ -18,9 +18,22 @@ pub fn exp2(x: f32, #[comptime] isa: Isa) -> f32 {
     }
 }
 
+/// -inf.
+///
+/// WGSL cannot write an infinity, and refuses a constant expression that is one: there it is
+/// made of a value that only the device knows to be 0.
+#[cube]
+pub fn neg_infinity(#[comptime] isa: Isa) -> f32 {
+    if comptime!(isa == Isa::Ptx) {
+        f32::new(f32::NEG_INFINITY)
+    } else {
+        f32::reinterpret(0xff80_0000u32 | (UNIT_POS >> 31u32))
+    }
+}
+
 /// `x`, or 0 where `x = -inf`: the value to subtract from scores of which none may be finite.
 /// Without it an empty row computes `-inf - (-inf) = NaN`.
 #[cube]
-pub fn finite_or_zero(x: f32) -> f32 {
-    select(x == f32::new(f32::NEG_INFINITY), f32::new(0.0), x)
+pub fn finite_or_zero(x: f32, #[comptime] isa: Isa) -> f32 {
+    select(x == neg_infinity(isa), f32::new(0.0), x)
 }

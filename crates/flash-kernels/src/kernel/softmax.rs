@@ -6,7 +6,7 @@
 use cubecl::prelude::*;
 
 use super::{
-    math::{exp2, finite_or_zero},
+    math::{exp2, finite_or_zero, neg_infinity},
     unit::MatrixUnit,
 };
 use crate::{Isa, plan::Plan};
@@ -38,7 +38,7 @@ impl OnlineSoftmax {
         let mut row_sum = Array::<f32>::new(rows);
         #[unroll]
         for r in 0..rows {
-            row_max[r] = f32::new(f32::NEG_INFINITY);
+            row_max[r] = neg_infinity(isa);
             row_sum[r] = f32::new(0.0);
         }
         OnlineSoftmax {
@@ -77,7 +77,7 @@ impl OnlineSoftmax {
             let keep = new <= old + LAZY_LIMIT;
             let now = select(keep, old, new);
             stale = stale || !keep;
-            let base = finite_or_zero(now);
+            let base = finite_or_zero(now, isa);
             alpha[r] = select(keep, f32::new(1.0), exp2(old - base, isa));
             self.row_max[r] = now;
             let sum = probabilities::<U>(s, self.scale, base, r, isa);
@@ -101,7 +101,11 @@ impl OnlineSoftmax {
     pub fn lse(&self, #[comptime] r: usize) -> f32 {
         let sum = self.row_sum[r];
         let lse = self.row_max[r] * comptime!(core::f32::consts::LN_2) + sum.ln();
-        select(sum == f32::new(0.0), f32::new(f32::NEG_INFINITY), lse)
+        select(
+            sum == f32::new(0.0),
+            neg_infinity(comptime!(self.isa)),
+            lse,
+        )
     }
 }
 
