@@ -39,7 +39,10 @@ fn limit_with(few_ulp: f64, dtype: Dtype, want: &[f64], plain: &[f64]) -> f64 {
     let mut error = 0.0_f64;
     for (&want, &plain) in want.iter().zip(plain) {
         if want.is_finite() {
-            assert!(plain.is_finite(), "the plain computation gives {plain} for {want}");
+            assert!(
+                plain.is_finite(),
+                "the plain computation gives {plain} for {want}"
+            );
             largest = largest.max(want.abs());
             error = error.max((plain - want).abs());
         }
@@ -65,7 +68,11 @@ pub fn assert_within(what: &str, shape: &[usize], got: &[f64], want: &[f64], lim
         let same = got == want || (got.is_nan() && want.is_nan());
         let distance = if same { 0.0 } else { (got - want).abs() };
         // A NaN or an infinity that is not expected is as wrong as can be.
-        if distance.is_nan() { f64::INFINITY } else { distance }
+        if distance.is_nan() {
+            f64::INFINITY
+        } else {
+            distance
+        }
     };
     let wrong: Vec<usize> = (0..got.len()).filter(|&i| distance(i) > limit).collect();
     let Some(&first) = wrong.first() else {
@@ -111,7 +118,11 @@ fn position(shape: &[usize], mut index: usize) -> Vec<usize> {
 
 #[test]
 fn the_limit_is_twice_the_plain_error_and_a_few_ulp() {
-    let limit = limit(Dtype::F16, &[1.0, -2.0, f64::NEG_INFINITY], &[1.5, -2.0, 0.0]);
+    let limit = limit(
+        Dtype::F16,
+        &[1.0, -2.0, f64::NEG_INFINITY],
+        &[1.5, -2.0, 0.0],
+    );
     assert_eq!(limit, 2.0 * 0.5 + 2.0 * ulp(Dtype::F16, 2.0));
 }
 
@@ -125,7 +136,10 @@ fn a_plain_computation_that_overflows_sets_no_limit() {
 fn a_plain_computation_that_is_not_near_is_no_yardstick() {
     let want = [70_000.0, -2.0, f64::NEG_INFINITY];
     assert!(is_yardstick(&want, &[60_000.0, -10.0, 0.0]));
-    assert!(!is_yardstick(&want, &[f64::INFINITY, -2.0, f64::NEG_INFINITY]));
+    assert!(!is_yardstick(
+        &want,
+        &[f64::INFINITY, -2.0, f64::NEG_INFINITY]
+    ));
     assert!(!is_yardstick(&want, &[f64::NAN, -2.0, f64::NEG_INFINITY]));
     assert!(!is_yardstick(&want, &[0.0, -2.0, f64::NEG_INFINITY]));
     assert!(is_yardstick(&[0.0], &[0.0]));
@@ -134,7 +148,13 @@ fn a_plain_computation_that_is_not_near_is_no_yardstick() {
 #[test]
 #[should_panic(expected = "first at [1, 0] got NaN, want 3e0")]
 fn an_unexpected_nan_is_found() {
-    assert_within("x", &[2, 2], &[1.0, 2.0, f64::NAN, 4.0], &[1.0, 2.0, 3.0, 4.0], 1e9);
+    assert_within(
+        "x",
+        &[2, 2],
+        &[1.0, 2.0, f64::NAN, 4.0],
+        &[1.0, 2.0, 3.0, 4.0],
+        1e9,
+    );
 }
 
 #[test]

@@ -33,14 +33,17 @@ fn check(problem: &Problem) {
     let want = problem.want().out;
     let allowed = limit(problem.dtype, &want, &problem.plain(problem.dtype).out);
     let out = download(problem.dtype, out);
-    assert_within(&problem.describe(), &problem.dims.out(), &out, &want, allowed);
+    assert_within(
+        &problem.describe(),
+        &problem.dims.out(),
+        &out,
+        &want,
+        allowed,
+    );
 }
 
 #[rstest]
-fn plain(
-    #[values(Full, Causal)] causality: Causality,
-    #[values(F32, F16, Bf16)] dtype: Dtype,
-) {
+fn plain(#[values(Full, Causal)] causality: Causality, #[values(F32, F16, Bf16)] dtype: Dtype) {
     check(&Problem::random(dtype, dims(2, 3, 150, 290, 64)).causality(causality));
 }
 

@@ -5,7 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, DType, Device, Tensor};
 use burn_flash_attention::{
-    AttentionPath, FlashOptions, attention, attention_report, flash_attention, try_attention, try_flash_attention,
+    AttentionPath, FlashOptions, attention, attention_report, flash_attention, try_attention,
+    try_flash_attention,
 };
 use flash_reference::rounding::Dtype::{self, F16, F32};
 use rstest::rstest;
@@ -17,7 +18,12 @@ const Q: [usize; 4] = [2, 6, 5, 16];
 const K: [usize; 4] = [2, 3, 11, 16];
 
 fn ones(dtype: Dtype, shape: [usize; 4]) -> Tensor<4> {
-    upload(dtype, shape, &vec![1.0; shape.iter().product()], &runtime::device())
+    upload(
+        dtype,
+        shape,
+        &vec![1.0; shape.iter().product()],
+        &runtime::device(),
+    )
 }
 
 fn mask(shape: [usize; 4]) -> Tensor<4, Bool> {
@@ -32,12 +38,17 @@ fn refusal(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: FlashOptions) -> S
         .expect("attention must refuse this")
         .to_string();
     let report = attention_report(&q, &k, &v, &options);
-    let report = report.expect_err("the report must refuse it too").to_string();
+    let report = report
+        .expect_err("the report must refuse it too")
+        .to_string();
     assert_eq!(report, message, "attention_report");
     let panics = panic_message(|| {
         flash_attention(q, k, v, options);
     });
-    assert!(panics.contains(&message), "the plain form panics with {panics:?}, not {message:?}");
+    assert!(
+        panics.contains(&message),
+        "the plain form panics with {panics:?}, not {message:?}"
+    );
     message
 }
 
@@ -54,7 +65,10 @@ fn panic_message(f: impl FnOnce()) -> String {
 fn assert_mentions(message: &str, words: &[&str]) {
     let lower = message.to_lowercase();
     for word in words {
-        assert!(lower.contains(&word.to_lowercase()), "{message:?} lacks {word:?}");
+        assert!(
+            lower.contains(&word.to_lowercase()),
+            "{message:?} lacks {word:?}"
+        );
     }
 }
 
@@ -68,7 +82,12 @@ fn assert_mentions(message: &str, words: &[&str]) {
 #[case::more_key_heads([2, 12, 11, 16], [2, 12, 11, 16], "key num_heads is 12, allowed: a divisor")]
 #[case::no_key_heads([2, 0, 11, 16], [2, 0, 11, 16], "key num_heads is 0, allowed: a divisor")]
 fn shapes_that_disagree(#[case] k: [usize; 4], #[case] v: [usize; 4], #[case] text: &str) {
-    let message = refusal(ones(F32, Q), ones(F32, k), ones(F32, v), FlashOptions::new());
+    let message = refusal(
+        ones(F32, Q),
+        ones(F32, k),
+        ones(F32, v),
+        FlashOptions::new(),
+    );
     assert!(message.contains(text), "{message}");
 }
 
@@ -81,7 +100,12 @@ fn rows_without_elements(
     #[case] v: [usize; 4],
     #[case] text: &str,
 ) {
-    let message = refusal(ones(F32, q), ones(F32, k), ones(F32, v), FlashOptions::new());
+    let message = refusal(
+        ones(F32, q),
+        ones(F32, k),
+        ones(F32, v),
+        FlashOptions::new(),
+    );
     assert!(message.contains(text), "{message}");
 }
 
@@ -108,7 +132,11 @@ fn dtype_that_the_device_lacks(#[case] dtype: DType, #[case] name: &str) {
         let report = attention_report(&q, &k, &v, &FlashOptions::new());
         let path = report.expect("the device has it").path;
         let kernel = matches!(path, AttentionPath::Kernel(_));
-        assert_eq!(kernel, runtime::has_kernels() && dtype != DType::F64, "{path:?}");
+        assert_eq!(
+            kernel,
+            runtime::has_kernels() && dtype != DType::F64,
+            "{path:?}"
+        );
     } else {
         let message = refusal(q, k, v, FlashOptions::new());
         assert_mentions(&message, &[&format!("query dtype is {name}"), "device"]);
@@ -185,14 +213,21 @@ fn devices_that_disagree(#[case] moved: &str) {
     };
     let place = |argument, shape: [usize; 4]| {
         let here = ones(F32, shape);
-        if argument == moved { Tensor::from_data(here.into_data(), &elsewhere) } else { here }
+        if argument == moved {
+            Tensor::from_data(here.into_data(), &elsewhere)
+        } else {
+            here
+        }
     };
     let (k, v) = (place("key", K), place("value", K));
     let scores = [2, 6, 5, 11];
     let mut options = FlashOptions::new().with_mask(place("mask", scores).equal_scalar(2.0));
     options.bias = Some(place("bias", scores));
     let message = refusal(ones(F32, Q), k, v, options);
-    assert!(message.contains(&format!("{moved} device is ")), "{message}");
+    assert!(
+        message.contains(&format!("{moved} device is ")),
+        "{message}"
+    );
 }
 
 /// The drop-in function refuses what `flash_attention` refuses, in the same words.

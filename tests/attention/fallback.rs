@@ -1,9 +1,7 @@
 //! What no kernel does yet is composed from Burn's ops: it says so, and it is right.
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_flash_attention::{
-    AttentionPath, AttentionReport, attention_report, flash_attention,
-};
+use burn_flash_attention::{AttentionPath, AttentionReport, attention_report, flash_attention};
 use flash_reference::Causality::{self, Causal, Full};
 use flash_reference::rounding::Dtype::{self, Bf16, F16, F32};
 use rstest::rstest;
@@ -35,7 +33,10 @@ fn assert_blames(report: &AttentionReport, culprit: &str) {
     assert_eq!(report.plan, None, "{report:?}");
     let reason = report.reason.as_ref().expect("a fallback has a reason");
     if runtime::has_kernels() {
-        assert!(reason.to_lowercase().contains(culprit), "{reason:?} lacks {culprit:?}");
+        assert!(
+            reason.to_lowercase().contains(culprit),
+            "{reason:?} lacks {culprit:?}"
+        );
     }
 }
 
@@ -102,7 +103,9 @@ fn case14_softcap_does_not_lift_the_causal_rule(#[values(F32, F16)] dtype: Dtype
     let dims = dims(1, 1, 4, 4, 1);
     let zeros = || vec![0.0; 4];
     let v = vec![0.0, 0.0, 0.0, 1000.0];
-    let problem = Problem::new(dtype, dims, zeros(), zeros(), v).causal().softcap(1.0);
+    let problem = Problem::new(dtype, dims, zeros(), zeros(), v)
+        .causal()
+        .softcap(1.0);
     if !problem.is_refused() {
         let out = check_composed(&problem, "softcap");
         assert_eq!(out[..3], [0.0; 3], "only the last row sees the last value");
@@ -115,8 +118,11 @@ fn case14_caps_differ() {
     // Logits of size 20.
     let base = Problem::random(F32, dims).scale(5.0);
     let device = runtime::composed_device();
-    let none = base.check_tensors(base.qkv(&device), base.options(&device)).out;
-    let [five, fifty] = [5.0, 50.0].map(|cap| check_composed(&base.clone().softcap(cap), "softcap"));
+    let none = base
+        .check_tensors(base.qkv(&device), base.options(&device))
+        .out;
+    let [five, fifty] =
+        [5.0, 50.0].map(|cap| check_composed(&base.clone().softcap(cap), "softcap"));
     let apart = |a: &[f64], b: &[f64]| {
         let distance = a.iter().zip(b).map(|(a, b)| (a - b).abs());
         distance.fold(0.0, f64::max)
@@ -141,9 +147,19 @@ fn f64_stays_f64(#[values(Full, Causal)] causality: Causality) {
     let v = f64s(dims.v(), &problem.v);
     let output = flash_attention(q, k, v, problem.options(&device));
     assert_eq!(output.report.path, AttentionPath::Composed);
-    let out = output.out.into_data().try_into_vec::<f64>().expect("f64 in, f64 out");
+    let out = output
+        .out
+        .into_data()
+        .try_into_vec::<f64>()
+        .expect("f64 in, f64 out");
     // Far below what f32 resolves, far above what f64 loses.
-    assert_within("output in f64", &dims.out(), &out, &problem.want().out, 1e-12);
+    assert_within(
+        "output in f64",
+        &dims.out(),
+        &out,
+        &problem.want().out,
+        1e-12,
+    );
 }
 
 #[rstest]
@@ -177,7 +193,11 @@ fn cpu_backends_at_the_edges(#[case] device: Device) {
         problem.check_tensors(problem.qkv(&device), problem.options(&device));
     };
     let problem = Problem::random(F32, dims(1, 2, 6, 9, 16));
-    check(&problem.clone().mask([1, 1, 6, 1], |[_, _, i, _]| i % 2 == 0));
+    check(
+        &problem
+            .clone()
+            .mask([1, 1, 6, 1], |[_, _, i, _]| i % 2 == 0),
+    );
     check(&Problem::random(F32, dims(1, 2, 9, 6, 16)).causal());
     check(&Problem::random(F32, dims(1, 2, 6, 0, 16)));
     check(&Problem::random(F32, dims(0, 2, 6, 9, 16)));

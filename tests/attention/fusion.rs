@@ -71,13 +71,27 @@ fn check_lazy_against_eager(problem: &Problem) {
     let want = problem.want().out;
     let allowed = limit(F32, &want, &problem.plain(F32).out);
     let shape = problem.dims.out();
-    assert_within("eager output", &shape, &download(F32, eager_out), &want, allowed);
+    assert_within(
+        "eager output",
+        &shape,
+        &download(F32, eager_out),
+        &want,
+        allowed,
+    );
     assert_within("lazy output", &shape, &lazy_out, &want, allowed);
 
     let want: Vec<f64> = want.iter().zip(&v).map(|(out, v)| 2.0 * out + v).collect();
-    let largest = want.iter().fold(0.0, |largest: f64, x| largest.max(x.abs()));
+    let largest = want
+        .iter()
+        .fold(0.0, |largest: f64, x| largest.max(x.abs()));
     let allowed = 2.0 * allowed + 2.0 * ulp(F32, largest);
-    assert_within("eager end", &shape, &download(F32, eager_after), &want, allowed);
+    assert_within(
+        "eager end",
+        &shape,
+        &download(F32, eager_after),
+        &want,
+        allowed,
+    );
     assert_within("lazy end", &shape, &lazy_after, &want, allowed);
 }
 
@@ -99,7 +113,13 @@ fn ops_before_and_after_with_causal_and_mask() {
 /// Fusion recognizes a stream that it has seen and reuses what it compiled, with other shapes too.
 #[test]
 fn the_same_stream_with_other_shapes() {
-    for (batch, heads, seqlen) in [(1, 2, 150), (1, 2, 150), (2, 2, 170), (1, 3, 300), (1, 2, 150)] {
+    for (batch, heads, seqlen) in [
+        (1, 2, 150),
+        (1, 2, 150),
+        (2, 2, 170),
+        (1, 3, 300),
+        (1, 2, 150),
+    ] {
         let dims = dims(batch, heads, seqlen, seqlen, 64);
         check_lazy_against_eager(&Problem::random(F32, dims).causal());
     }
@@ -123,7 +143,13 @@ fn halves_merge_by_their_lse() {
     let want = problem.want().out;
     let allowed = limit(F32, &want, &problem.plain(F32).out);
     let merged = download(F32, merged);
-    assert_within("merged halves", &problem.dims.out(), &merged, &want, 2.0 * allowed);
+    assert_within(
+        "merged halves",
+        &problem.dims.out(),
+        &merged,
+        &want,
+        2.0 * allowed,
+    );
 }
 
 /// The mask is the result of a comparison in the same stream, a tensor of no memory yet.
@@ -138,7 +164,10 @@ fn mask_from_a_comparison() {
     let k = problem.k.clone();
     let drop = |[b, h, _, j]: [usize; 4]| 2.0 * k[((b * 3 + h) * 290 + j) * 64] < -1.0;
     let problem = problem.mask([2, 3, 1, 290], drop);
-    problem.check_tensors(problem.qkv(&device), FlashOptions::new().with_mask(mask).with_lse());
+    problem.check_tensors(
+        problem.qkv(&device),
+        FlashOptions::new().with_mask(mask).with_lse(),
+    );
 }
 
 /// One attention's output is the next one's query, with a residual around it, and all of its
@@ -165,7 +194,12 @@ fn attention_after_attention() {
     let shape = second.dims.out();
     assert_within("eager", &shape, &download(F32, eager_out), &want, allowed);
     assert_within("lazy", &shape, &lazy_out, &want, allowed);
-    let sum: Vec<f64> = problem.k.iter().zip(&problem.v).map(|(k, v)| k + v).collect();
+    let sum: Vec<f64> = problem
+        .k
+        .iter()
+        .zip(&problem.v)
+        .map(|(k, v)| k + v)
+        .collect();
     assert_within("k + v", &shape, &lazy_sum, &sum, 2.0 * ulp(F32, 8.0));
 }
 

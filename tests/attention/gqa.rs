@@ -34,7 +34,11 @@ fn case12_equals_repeated_keys_and_values(
 ) {
     let dims = dims(2, num_heads, 65, 65, 64).kv_heads(num_kv_heads);
     let problem = Problem::random(dtype, dims).causality(causality);
-    assert_eq!(problem.want(), repeated(&problem).want(), "the specification says so");
+    assert_eq!(
+        problem.want(),
+        repeated(&problem).want(),
+        "the specification says so"
+    );
     problem.check();
     repeated(&problem).check();
 }
@@ -61,7 +65,10 @@ fn each_query_head_reads_its_own_key_head(#[values(F32, F16, Bf16)] dtype: Dtype
     let Got { out, .. } = problem.check_output(problem.run());
     let want = Host::from_fn(dims.out(), |[b, h, _, _]| number(b, h / 4)).data;
     // The weights of a row sum to 1 up to rounding; neighbors differ by 1.
-    let wrong = out.iter().zip(&want).position(|(x, number)| (x - number).abs() > 0.05);
+    let wrong = out
+        .iter()
+        .zip(&want)
+        .position(|(x, number)| (x - number).abs() > 0.05);
     assert_eq!(wrong, None, "the first output of another key head");
 }
 

@@ -238,7 +238,10 @@ fn of_a_bias() {
     let d_out = random_d_out(&problem);
     let grads = weighted(&problem, &d_out)(out).backward();
     let got = download(F32, bias.grad(&grads).expect("a leaf"));
-    let want = problem.with_inputs(|spec, x| backward(spec, x, &d_out)).dbias.expect("had one");
+    let want = problem
+        .with_inputs(|spec, x| backward(spec, x, &d_out))
+        .dbias
+        .expect("had one");
     let plain = problem.with_inputs(|spec, x| backward_plain(F32, spec, x, &d_out));
     let allowed = gradient_limit(F32, &want, &plain.dbias.expect("had one"));
     assert_within("dbias", &problem.dims.scores(), &got, &want, allowed);
@@ -262,7 +265,10 @@ fn case15_one_token() {
     let problem = Problem::random(F32, dims(2, 3, 1, 1, 64));
     let [dq, dk, dv] = check(&problem).expect("f32");
     // The softmax over one key is constant. Zero but for rounding of dP - delta.
-    assert!(dq.iter().chain(&dk).all(|x| x.abs() < 1e-5), "{dq:?} {dk:?}");
+    assert!(
+        dq.iter().chain(&dk).all(|x| x.abs() < 1e-5),
+        "{dq:?} {dk:?}"
+    );
     assert_eq!(dv, random_d_out(&problem));
 }
 

@@ -83,7 +83,10 @@ fn case8_65536_batches_times_heads_of_one_query() {
 /// taken for another shows. Small: one head and one query each.
 #[test]
 fn case8_65536_batch_entries() {
-    let (batch, entry) = on_card((65_536, dims(61, 8, 4, 4, 64)), (65_537, dims(61, 1, 1, 3, 8)));
+    let (batch, entry) = on_card(
+        (65_536, dims(61, 8, 4, 4, 64)),
+        (65_537, dims(61, 1, 1, 3, 8)),
+    );
     let pattern = Problem::random(F16, entry);
     if pattern.is_refused() {
         return;
@@ -136,7 +139,11 @@ fn case9_query_offsets() {
             part.q = [begin, end].concat();
             part.dims.seqlen_q = PERIOD;
             part.spec.seqlen_q = PERIOD;
-            let got = output.out.clone().narrow(1, head, 1).narrow(2, start, PERIOD);
+            let got = output
+                .out
+                .clone()
+                .narrow(1, head, 1)
+                .narrow(2, start, PERIOD);
             check_part(&part, &output, got);
         }
     }
@@ -161,11 +168,15 @@ fn case9_key_strides() {
         for (row, values) in values.chunks(64).enumerate() {
             let at = (row * between + between - 1) * 64;
             let row = &mut elements[at..at + 64];
-            row.iter_mut().zip(values).for_each(|(to, &x)| *to = f16::from_f64(x));
+            row.iter_mut()
+                .zip(values)
+                .for_each(|(to, &x)| *to = f16::from_f64(x));
         }
         let data = TensorData::new(elements, [1, 80, between, 64]);
         let whole = Tensor::<4>::from_data(data, (&device, runtime::burn_dtype(F16)));
-        whole.slice(s![.., .., between - 1..between, ..]).swap_dims(1, 2)
+        whole
+            .slice(s![.., .., between - 1..between, ..])
+            .swap_dims(1, 2)
     };
     let Qkv { q, k, v } = problem.qkv(&device);
     let far_k = Qkv {
@@ -255,7 +266,10 @@ fn long_rows() {
 
 #[test]
 fn a_pattern_repeats() {
-    assert_eq!(cycle(&[1.0_f32, 2.0, 3.0], 7), [1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 1.0]);
+    assert_eq!(
+        cycle(&[1.0_f32, 2.0, 3.0], 7),
+        [1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 1.0]
+    );
     let device = runtime::device();
     let shape = [1, 1, 1, 5];
     let got = repeating(shape, &[1.0, 2.0], &device);

@@ -23,7 +23,9 @@ fn every_broadcast_shape(
     #[values(F32, F16, Bf16)] dtype: Dtype,
 ) {
     let shape = [batch, num_heads, seqlen_q, seqlen_k];
-    Problem::random(dtype, tiles()).random_mask(shape, 0.4).check();
+    Problem::random(dtype, tiles())
+        .random_mask(shape, 0.4)
+        .check();
 }
 
 #[rstest]
@@ -64,7 +66,9 @@ fn tiles_that_no_row_sees(
     #[values(F32, F16, Bf16)] dtype: Dtype,
 ) {
     let problem = Problem::random(dtype, dims(1, 2, 150, 400, 64));
-    problem.mask([1, 1, 1, 400], |[.., j]| (from..to).contains(&j)).check();
+    problem
+        .mask([1, 1, 1, 400], |[.., j]| (from..to).contains(&j))
+        .check();
 }
 
 /// Rows of one tile that first see a key in different tiles, some never.
@@ -73,7 +77,12 @@ fn rows_that_start_late(#[values(F32, F16, Bf16)] dtype: Dtype) {
     let problem = Problem::random(dtype, dims(1, 2, 70, 290, 64));
     let mask = |[_, _, i, j]: [usize; 4]| j < i * 5;
     let problem = problem.mask([1, 1, 70, 290], mask);
-    let empty = problem.want().lse.iter().filter(|x| x.is_infinite()).count();
+    let empty = problem
+        .want()
+        .lse
+        .iter()
+        .filter(|x| x.is_infinite())
+        .count();
     assert_eq!(empty, 2 * 12, "rows 58 and later see nothing");
     problem.check();
 }
@@ -128,8 +137,14 @@ fn case3_padding_and_window_empty_a_row_together(#[values(F32, F16)] dtype: Dtyp
     let mask = |[b, _, i, j]: [usize; 4]| j > i || j + 1 < i || (b == 1 && j >= 4);
     let problem = Problem::random(dtype, dims(2, 2, 6, 6, 16)).mask([2, 1, 6, 6], mask);
     let lse = problem.want().lse;
-    let empty: Vec<_> = (0..lse.len()).filter(|&row| lse[row].is_infinite()).collect();
-    assert_eq!(empty, [2 * 6 + 5, 3 * 6 + 5], "row 5 of both heads of sample 1");
+    let empty: Vec<_> = (0..lse.len())
+        .filter(|&row| lse[row].is_infinite())
+        .collect();
+    assert_eq!(
+        empty,
+        [2 * 6 + 5, 3 * 6 + 5],
+        "row 5 of both heads of sample 1"
+    );
     problem.check();
 }
 
@@ -183,7 +198,10 @@ fn assert_poison_stays_out(problem: &Problem, poisoned: impl Fn(usize) -> bool, 
     let targets = match poison {
         Poison::Keys(x) => vec![(keys, problem.dims.head_dim, x)],
         Poison::KeysAndValues(x) => {
-            vec![(keys, problem.dims.head_dim, x), (values, problem.dims.val_dim, x)]
+            vec![
+                (keys, problem.dims.head_dim, x),
+                (values, problem.dims.val_dim, x),
+            ]
         }
     };
     for (tensor, size, x) in targets {

@@ -12,7 +12,13 @@ use crate::support::{Dims, Host, dims, download};
 /// Every element of q, k and v of `dims` is the given number.
 fn constant(dtype: Dtype, dims: Dims, [q, k, v]: [f64; 3]) -> Problem {
     let fill = |shape: [usize; 4], x| vec![x; shape.iter().product()];
-    Problem::new(dtype, dims, fill(dims.q(), q), fill(dims.k(), k), fill(dims.v(), v))
+    Problem::new(
+        dtype,
+        dims,
+        fill(dims.q(), q),
+        fill(dims.k(), k),
+        fill(dims.v(), v),
+    )
 }
 
 /// 133120 is past the range of f16: bf16 must stay bf16 from end to end.
@@ -27,7 +33,11 @@ fn case10_133120_comes_back(
     }
     let Got { out, .. } = problem.check_output(problem.run());
     if dtype == Bf16 {
-        assert_eq!(out.iter().find(|&&x| x != 133_120.0), None, "neighbors are 1024 away");
+        assert_eq!(
+            out.iter().find(|&&x| x != 133_120.0),
+            None,
+            "neighbors are 1024 away"
+        );
     }
 }
 
@@ -77,8 +87,16 @@ fn f32_logits_keep_their_bits() {
     let mut problem = Problem::random(F32, dims);
     let mut rng = Rng::new(9);
     // Logits are around 8000, and those of one row differ by less than 1: the 12th bit and below.
-    problem.q = rng.uniforms(problem.q.len()).iter().map(|x| 1000.0 + x).collect();
-    problem.k = rng.uniforms(problem.k.len()).iter().map(|x| 1.0 + x / 2048.0).collect();
+    problem.q = rng
+        .uniforms(problem.q.len())
+        .iter()
+        .map(|x| 1000.0 + x)
+        .collect();
+    problem.k = rng
+        .uniforms(problem.k.len())
+        .iter()
+        .map(|x| 1.0 + x / 2048.0)
+        .collect();
     Problem::new(F32, dims, problem.q, problem.k, problem.v).check();
 }
 
@@ -128,7 +146,9 @@ fn running_maximum(#[case] logit: fn(usize) -> f64, #[values(F32, F16, Bf16)] dt
     let mut problem = Problem::random(dtype, dims);
     let first = |index: usize, x| if index.is_multiple_of(16) { x } else { 0.0 };
     let q = (0..problem.q.len()).map(|i| first(i, 1.0)).collect();
-    let k = (0..problem.k.len()).map(|i| first(i, logit(i / 16))).collect();
+    let k = (0..problem.k.len())
+        .map(|i| first(i, logit(i / 16)))
+        .collect();
     problem = Problem::new(dtype, dims, q, k, problem.v);
     problem.scale(1.0).check();
 }
@@ -150,7 +170,11 @@ fn lse_is_f32_in_natural_units(
             Full => 150,
             Causal => (row % 290 + 1 + 150_usize).saturating_sub(290),
         };
-        let want = if seen == 0 { f64::NEG_INFINITY } else { 8.0 + (seen as f64).ln() };
+        let want = if seen == 0 {
+            f64::NEG_INFINITY
+        } else {
+            8.0 + (seen as f64).ln()
+        };
         let same = *lse == want || (lse - want).abs() < 1e-2;
         assert!(same, "row {row}: lse {lse}, want {want}");
     }

@@ -290,7 +290,11 @@ impl Problem {
         for (row, lse) in out.chunks(self.dims.val_dim).zip(&want.lse) {
             if *lse == f64::NEG_INFINITY {
                 let zero = row.iter().all(|&x| x == 0.0);
-                assert!(zero, "a row that sees nothing gives {row:?} ({})", self.describe());
+                assert!(
+                    zero,
+                    "a row that sees nothing gives {row:?} ({})",
+                    self.describe()
+                );
             }
         }
     }

@@ -31,7 +31,13 @@ fn assert_consistent(report: &AttentionReport) {
         }
         AttentionPath::Composed => {
             assert_eq!(report.plan, None, "{report:?}");
-            assert!(report.reason.as_ref().is_some_and(|reason| !reason.is_empty()), "{report:?}");
+            assert!(
+                report
+                    .reason
+                    .as_ref()
+                    .is_some_and(|reason| !reason.is_empty()),
+                "{report:?}"
+            );
         }
     }
 }
@@ -83,7 +89,8 @@ fn the_unit_is_the_best_of_the_runtime(
 fn the_plan_does_not_depend_on_lengths_or_scale() {
     let plan = |problem: Problem| report(&problem).plan;
     let want = plan(Problem::random(F32, dims(1, 2, 150, 290, 64)));
-    for (batch, heads, seqlen_q, seqlen_k) in [(2, 3, 151, 289), (1, 1, 290, 150), (3, 2, 400, 77)] {
+    for (batch, heads, seqlen_q, seqlen_k) in [(2, 3, 151, 289), (1, 1, 290, 150), (3, 2, 400, 77)]
+    {
         let problem = Problem::random(F32, dims(batch, heads, seqlen_q, seqlen_k, 64));
         assert_eq!(plan(problem.scale(0.5)), want);
     }
@@ -101,7 +108,10 @@ fn the_fallback_names_its_reason(#[case] change: fn(Problem) -> Problem, #[case]
     assert_consistent(&report);
     assert_eq!(report.path, AttentionPath::Composed);
     let reason = report.reason.expect("a fallback has a reason");
-    assert!(reason.contains(culprit) || !runtime::has_kernels(), "{reason}");
+    assert!(
+        reason.contains(culprit) || !runtime::has_kernels(),
+        "{reason}"
+    );
 }
 
 /// Tensors on an autodiff device that need no gradient run the kernel.
@@ -131,5 +141,8 @@ fn tracked_tensors_are_composed() {
     assert_eq!(report.path, AttentionPath::Composed);
     // Running it is left to the gradients' tests.
     let reason = report.reason.expect("a fallback has a reason");
-    assert!(reason.contains("gradient") || !runtime::has_kernels(), "{reason}");
+    assert!(
+        reason.contains("gradient") || !runtime::has_kernels(),
+        "{reason}"
+    );
 }

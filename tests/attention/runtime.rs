@@ -4,9 +4,9 @@ use std::io::Write;
 use std::sync::OnceLock;
 
 use burn::backend::{Backend, DTypeUsage, Dispatch};
-use burn::tensor::{DType, Device};
 #[cfg(feature = "wgpu")]
 use burn::tensor::DeviceKind;
+use burn::tensor::{DType, Device};
 use flash_reference::rounding::Dtype;
 
 /// Chooses the runtime by its name.
@@ -185,7 +185,10 @@ fn describe() {
 fn an_unknown_or_absent_runtime_is_an_error_that_lists_the_present_ones() {
     for absent in ["", "metal", "WGPU", "wgpu ", "flexible"] {
         let message = Runtime::parse(absent).expect_err("no such runtime");
-        assert!(message.contains(&format!("{VARIABLE}={absent}:")), "{message}");
+        assert!(
+            message.contains(&format!("{VARIABLE}={absent}:")),
+            "{message}"
+        );
         assert!(message.contains(COMPILED_IN[0].name()), "{message}");
     }
 }

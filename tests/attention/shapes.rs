@@ -55,12 +55,16 @@ fn val_dim_other_than_head_dim(
 
 #[rstest]
 fn case17_causal_on_every_head(#[values(F32, F16, Bf16)] dtype: Dtype) {
-    Problem::random(dtype, dims(2, 4, 16, 16, 32)).causal().check();
+    Problem::random(dtype, dims(2, 4, 16, 16, 32))
+        .causal()
+        .check();
 }
 
 #[rstest]
 fn case5_causal_with_few_queries_and_many_keys(#[values(F16, Bf16)] dtype: Dtype) {
-    Problem::random(dtype, dims(4, 12, 32, 1024, 64)).causal().check();
+    Problem::random(dtype, dims(4, 12, 32, 1024, 64))
+        .causal()
+        .check();
 }
 
 /// flash-attn's own shape list, as far as it fits a software device.
@@ -115,10 +119,17 @@ fn causal_is_bottom_right_aligned(
         for x in &out[row * 8..][..8] {
             // One key more or less moves the mean by a half; the values are below 2^9, where f16
             // has steps of a quarter.
-            assert!((x - mean).abs() <= 0.125, "row {row} gives {x}, the mean is {mean}");
+            assert!(
+                (x - mean).abs() <= 0.125,
+                "row {row} gives {x}, the mean is {mean}"
+            );
         }
         let ln = (seen as f64).ln();
-        assert!(lse[row] == ln || (lse[row] - ln).abs() < 1e-3, "row {row}: lse {}", lse[row]);
+        assert!(
+            lse[row] == ln || (lse[row] - ln).abs() < 1e-3,
+            "row {row}: lse {}",
+            lse[row]
+        );
     }
 }
 
@@ -217,7 +228,9 @@ mod exhaustive {
         #[values(F32, F16, Bf16)] dtype: Dtype,
         #[values(Full, Causal)] causality: Causality,
     ) {
-        let lengths = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257];
+        let lengths = [
+            1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257,
+        ];
         for seqlen_q in lengths {
             for seqlen_k in lengths {
                 let problem = Problem::random(dtype, dims(1, 1, seqlen_q, seqlen_k, 64));

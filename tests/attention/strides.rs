@@ -96,10 +96,19 @@ fn case6_one_packed_tensor(
     let tokens = [&problem.q, &problem.k, &problem.v].map(|x| swapped(dims.q(), x, 1, 2));
     let row = num_heads * head_dim;
     let packed: Vec<f64> = (0..batch * seqlen)
-        .flat_map(|token| tokens.iter().flat_map(move |x| &x.data[token * row..][..row]))
+        .flat_map(|token| {
+            tokens
+                .iter()
+                .flat_map(move |x| &x.data[token * row..][..row])
+        })
         .copied()
         .collect();
-    let packed = upload(dtype, [batch * seqlen, 3, num_heads, head_dim], &packed, &device);
+    let packed = upload(
+        dtype,
+        [batch * seqlen, 3, num_heads, head_dim],
+        &packed,
+        &device,
+    );
     let packed: Tensor<5> = packed.reshape([batch, seqlen, 3, num_heads, head_dim]);
     let part = |i: usize| {
         let part = packed.clone().slice(s![.., .., i..i + 1, .., ..]);

@@ -128,11 +128,19 @@ pub fn upload_mask(mask: &Host<bool>, device: &Device) -> Tensor<4, Bool> {
 /// The elements of a tensor that must be of `dtype`.
 #[track_caller]
 pub fn download<const D: usize>(dtype: Dtype, tensor: Tensor<D>) -> Vec<f64> {
-    assert_eq!(tensor.dtype(), runtime::burn_dtype(dtype), "dtype of the result");
+    assert_eq!(
+        tensor.dtype(),
+        runtime::burn_dtype(dtype),
+        "dtype of the result"
+    );
     if tensor.dims().contains(&0) {
         return Vec::new();
     }
     let data = tensor.into_data();
-    assert_eq!(data.dtype(), runtime::burn_dtype(dtype), "dtype of the result's data");
+    assert_eq!(
+        data.dtype(),
+        runtime::burn_dtype(dtype),
+        "dtype of the result's data"
+    );
     data.try_into_vec_as::<f64>().expect("a float tensor")
 }

@@ -2,8 +2,7 @@
 //! elsewhere.
 
 use std::io::{self, BufRead, BufReader, IsTerminal, Read};
-use std::process::{Command, Stdio};
-use std::sync::mpsc::{self, Sender};
+use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,90 +10,70 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::Result;
 
-/// What of a command's standard output reaches the person who runs it.
-#[derive(Clone, Copy, PartialEq)]
-pub enum Echo {
-    /// Every line, as it comes.
-    Shown,
-    /// Nothing: it is meant for this program.
-    Hidden,
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum Stream {
-    Out,
-    Err,
-}
-
 /// Runs `command` as the step `name` and shows what it prints.
+///
+/// # Errors
+/// When it cannot be started or fails; the message holds the command line.
 pub fn run(name: &str, command: impl Into<Command>) -> Result<()> {
-    capture(name, command, Echo::Shown).map(drop)
+    let mut command = command.into();
+    let line = shown(&command);
+    let step = Step::start(name);
+    command.stdin(Stdio::null());
+    let status = if step.bar.is_some() {
+        colored(&mut command);
+        // One pipe for both streams keeps their lines in order.
+        let (reader, writer) = io::pipe()?;
+        command.stdout(writer.try_clone()?).stderr(writer);
+        let mut child = command
+            .spawn()
+            .map_err(|error| format!("{line}: {error}"))?;
+        // It holds the writing ends, and the pipe ends when they are closed.
+        drop(command);
+        step.relay(reader)?;
+        child.wait()?
+    } else {
+        command
+            .status()
+            .map_err(|error| format!("{line}: {error}"))?
+    };
+    step.end(status, &line)
 }
 
-/// Runs `command` as the step `name` and returns what it wrote to standard output.
-pub fn capture(name: &str, command: impl Into<Command>, echo: Echo) -> Result<String> {
+/// Runs `command` as the step `name`, shows its errors and returns its standard output.
+///
+/// # Errors
+/// As [`run`].
+pub fn capture(name: &str, command: impl Into<Command>) -> Result<String> {
     let mut command = command.into();
+    let line = shown(&command);
     let step = Step::start(name);
-    if step.bar.is_some() && std::env::var_os("NO_COLOR").is_none() {
-        // Behind a pipe cargo would think that nobody sees colors.
-        command.env("CARGO_TERM_COLOR", "always");
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    if step.bar.is_some() {
+        colored(&mut command);
+        command.stderr(Stdio::piped());
     }
-    command.stdin(Stdio::null());
-    command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command
         .spawn()
-        .map_err(|error| format!("{}: {error}", command.get_program().display()))?;
-    let (sender, lines) = mpsc::channel();
-    let out = child.stdout.take().ok_or("no standard output")?;
-    let err = child.stderr.take().ok_or("no standard error")?;
-    let readers = [
-        forward(out, Stream::Out, sender.clone()),
-        forward(err, Stream::Err, sender),
-    ];
-    let mut captured = String::new();
-    for (stream, line) in lines {
-        if stream == Stream::Out {
-            captured.push_str(&line);
-            captured.push('\n');
-        }
-        if stream == Stream::Err || echo == Echo::Shown {
-            step.line(stream, &line);
-        }
-    }
-    for reader in readers {
-        reader.join().map_err(|_| "a reader thread panicked")??;
-    }
-    let status = child.wait()?;
-    if status.success() {
-        step.done();
-        return Ok(captured);
-    }
-    let took = step.stop();
-    Err(format!(
-        "{name} failed after {took}: {status}\n  {}",
-        shown(&command)
-    )
-    .into())
+        .map_err(|error| format!("{line}: {error}"))?;
+    let (out, err) = (child.stdout.take(), child.stderr.take());
+    let mut captured = Vec::new();
+    // Both at a time: a child that fills one pipe while the other is read waits for ever.
+    thread::scope(|scope| {
+        let errors = err.map(|err| scope.spawn(|| step.relay(err)));
+        out.map_or(Ok(0), |mut out| out.read_to_end(&mut captured))?;
+        errors
+            .map_or(Ok(Ok(())), |errors| errors.join())
+            .map_err(|_| io::Error::other("a reader panicked"))?
+    })?;
+    step.end(child.wait()?, &line)?;
+    Ok(String::from_utf8_lossy(&captured).into_owned())
 }
 
-/// Sends every line of `stream` on; a thread of its own, because a child that fills one pipe
-/// while the other is being read would wait for ever.
-fn forward(
-    stream: impl Read + Send + 'static,
-    kind: Stream,
-    lines: Sender<(Stream, String)>,
-) -> thread::JoinHandle<io::Result<()>> {
-    thread::spawn(move || {
-        let mut reader = BufReader::new(stream);
-        let mut line = Vec::new();
-        while reader.read_until(b'\n', &mut line)? > 0 {
-            let text = String::from_utf8_lossy(&line);
-            // The receiver lives until both streams end.
-            let _ = lines.send((kind, text.trim_end().to_owned()));
-            line.clear();
-        }
-        Ok(())
-    })
+/// Behind a pipe cargo would think that nobody sees colors.
+fn colored(command: &mut Command) {
+    if std::env::var_os("NO_COLOR").is_none() {
+        command.env("CARGO_TERM_COLOR", "always");
+    }
 }
 
 /// A step in progress; its line disappears when it is dropped.
@@ -148,15 +127,30 @@ impl Step {
         seconds(self.started.elapsed())
     }
 
-    fn line(&self, stream: Stream, text: &str) {
-        match (&self.bar, stream) {
-            (Some(bar), _) => match cargo_status(text) {
-                Some(status) => bar.set_message(status),
-                None => bar.println(text),
-            },
-            (None, Stream::Out) => println!("{text}"),
-            (None, Stream::Err) => eprintln!("{text}"),
+    fn end(self, status: ExitStatus, line: &str) -> Result<()> {
+        if status.success() {
+            self.done();
+            return Ok(());
         }
+        let name = self.name.clone();
+        let took = self.stop();
+        Err(format!("{name} failed after {took}: {status}\n  {line}").into())
+    }
+
+    /// Shows the lines of `stream` above the spinner until it ends.
+    fn relay(&self, stream: impl Read) -> io::Result<()> {
+        let mut reader = BufReader::new(stream);
+        let mut line = Vec::new();
+        while reader.read_until(b'\n', &mut line)? > 0 {
+            let text = String::from_utf8_lossy(&line);
+            match (&self.bar, cargo_status(&text)) {
+                (Some(bar), Some(status)) => bar.set_message(status),
+                (Some(bar), None) => bar.println(text.trim_end()),
+                (None, _) => println!("{}", text.trim_end()),
+            }
+            line.clear();
+        }
+        Ok(())
     }
 }
 
@@ -180,7 +174,7 @@ fn cargo_status(line: &str) -> Option<String> {
         "Fresh",
     ];
     let plain = without_escapes(line);
-    let plain = plain.trim_start();
+    let plain = plain.trim();
     BUSY.iter()
         .any(|verb| plain.strip_prefix(verb).is_some_and(|x| x.starts_with(' ')))
         .then(|| plain.to_owned())
@@ -242,7 +236,7 @@ mod tests {
     fn only_standard_output_is_captured() {
         let mut command = Command::new("sh");
         command.args(["-c", "echo one; echo two >&2; echo three"]);
-        let captured = capture("printing", command, Echo::Hidden).unwrap();
+        let captured = capture("printing", command).unwrap();
         assert_eq!(captured, "one\nthree\n");
     }
 

@@ -4,8 +4,7 @@ use clap::{Args, ValueEnum};
 use xshell::Shell;
 
 use crate::cargo::{self, Runtime};
-use crate::progress::{self, Echo};
-use crate::{Result, setup};
+use crate::{Result, progress, setup};
 
 /// What to test.
 #[derive(Args)]
@@ -80,7 +79,7 @@ fn test(sh: &Shell, runtime: Runtime, options: &Options) -> Result<String> {
         .args(["--quiet", "--test", "attention", "--"])
         .args(["--exact", "runtime::describe", "--nocapture"]);
     let name = format!("device of {}", runtime.name());
-    described(&progress::capture(&name, describe, Echo::Hidden)?)
+    described(&progress::capture(&name, describe)?)
         .ok_or_else(|| "the test runtime::describe printed no line `runtime: ..`".into())
 }
 

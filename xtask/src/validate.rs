@@ -8,9 +8,10 @@ use crate::{Result, check, inspect, progress, readme, setup, tidy};
 
 type Step = (&'static str, fn(&Shell) -> Result<()>);
 
-const STEPS: [Step; 6] = [
+const STEPS: [Step; 7] = [
     ("setup", |sh| setup::run(sh, &setup::Options::with_tools())),
     ("check", check::run),
+    ("xtask", own_tests),
     ("tidy", tidy::run),
     ("test", |sh| from_readme(sh, "cargo xtask test")),
     ("demo", |sh| from_readme(sh, "cargo xtask demo")),
@@ -44,6 +45,11 @@ fn run_steps(sh: &Shell, steps: &[Step]) -> Result<()> {
     }
     println!("\n{}", summary.join("\n"));
     failure.map_or(Ok(()), |failure| Err(failure.into()))
+}
+
+/// The tests of these tasks, the rules of `tidy` above all: a rule that finds nothing is no rule.
+fn own_tests(sh: &Shell) -> Result<()> {
+    progress::run("tests of xtask", cmd!(sh, "cargo test -p xtask"))
 }
 
 /// Runs the command that README.md gives, so that what people are told to type is what is tested.

@@ -1,5 +1,6 @@
 //! What a caller may ask for, and the one place where it is checked.
 
+use burn::backend::{Backend, DTypeUsage, Dispatch};
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, DType, Device, Tensor};
 use flash_kernels::{AttentionError, AttentionShape, Causality};
@@ -132,6 +133,7 @@ impl Request {
         let dtype = query.dtype();
         computable("query dtype", dtype)?;
         let device = query.device();
+        storable("query dtype", dtype, &device)?;
         same_dtype("key dtype", key.dtype(), dtype)?;
         same_dtype("value dtype", value.dtype(), dtype)?;
         same_device("key device", &key.device(), &device)?;
@@ -184,6 +186,16 @@ fn computable(argument: &'static str, dtype: DType) -> Result<(), AttentionError
             "f64, f32, flex32, f16 or bf16",
         )),
     }
+}
+
+/// Burn copies any bytes to a device, and reads garbage where the device lacks their type.
+fn storable(argument: &'static str, dtype: DType, device: &Device) -> Result<(), AttentionError> {
+    let usage = Dispatch::dtype_usage(device.as_dispatch(), dtype);
+    if usage.contains(DTypeUsage::Storage) {
+        return Ok(());
+    }
+    let allowed = "an element type that the device can store and convert";
+    Err(AttentionError::new(argument, dtype.name(), allowed))
 }
 
 fn same_dtype(argument: &'static str, value: DType, query: DType) -> Result<(), AttentionError> {

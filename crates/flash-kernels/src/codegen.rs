@@ -6,11 +6,12 @@
 use std::sync::Arc;
 
 use cubecl::{
-    frontend::TensorMetaCompilationArg,
     Compiler, VulkanCompilationOptions, WgpuCompilationOptions,
+    frontend::TensorMetaCompilationArg,
     ir::{
-        DeviceIdentity, DeviceProperties, ElemType, HardwareProperties, MemoryDeviceProperties,
-        UIntKind, features::Features,
+        DeviceIdentity, DeviceProperties, ElemType, FloatKind as CubeFloat, HardwareProperties,
+        MemoryDeviceProperties, UIntKind,
+        features::{Features, MmaConfig},
     },
     prelude::*,
 };
@@ -178,8 +179,19 @@ fn properties(target: Target) -> Arc<DeviceProperties> {
         fingerprint: fingerprint.into(),
         physical: None,
     };
+    let mut features = Features::default();
+    for element in [CubeFloat::F16, CubeFloat::BF16].map(ElemType::Float) {
+        features.matmul.cmma.insert(MmaConfig {
+            a_type: element,
+            b_type: element,
+            cd_type: ElemType::Float(CubeFloat::F32),
+            m: 16,
+            n: 16,
+            k: 16,
+        });
+    }
     Arc::new(DeviceProperties::new(
-        Features::default(),
+        features,
         MemoryDeviceProperties::new(u64::MAX, 256),
         hardware,
         cubecl::profile::TimingMethod::Device,

@@ -51,7 +51,12 @@ impl TensorView {
             return 0;
         }
         let last = |(n, s): (&usize, &usize)| (n - 1) * s;
-        self.shape.iter().zip(&self.strides).map(last).sum::<usize>() + 1
+        self.shape
+            .iter()
+            .zip(&self.strides)
+            .map(last)
+            .sum::<usize>()
+            + 1
     }
 
     /// The widest vector in which every row can be read.
@@ -74,11 +79,7 @@ impl TensorView {
     fn arg(&self) -> TensorArg {
         // SAFETY: shape and strides come from the tensor that owns the buffer.
         unsafe {
-            TensorArg::from_raw_parts(
-                self.handle.clone(),
-                self.strides.into(),
-                self.shape.into(),
-            )
+            TensorArg::from_raw_parts(self.handle.clone(), self.strides.into(), self.shape.into())
         }
     }
 }
@@ -117,7 +118,11 @@ pub struct ForwardOutput {
 /// When no kernel can run; the error says why, and a caller takes its composed path.
 pub fn plan_forward(client: &Client, problem: &AttentionProblem) -> Result<Plan, AttentionError> {
     let dims = [problem.shape.head_dim, problem.shape.val_dim];
-    let align = dims.map(|dim| widest(dim, 8)).into_iter().min().unwrap_or(1);
+    let align = dims
+        .map(|dim| widest(dim, 8))
+        .into_iter()
+        .min()
+        .unwrap_or(1);
     select(&DeviceClass::of(client), problem, Alignment(align))
 }
 
@@ -233,7 +238,11 @@ fn check_views(
         ));
     }
     if !problem.scale.is_finite() {
-        return Err(AttentionError::new("scale", problem.scale, "a finite number"));
+        return Err(AttentionError::new(
+            "scale",
+            problem.scale,
+            "a finite number",
+        ));
     }
     Ok(())
 }

@@ -286,7 +286,9 @@ fn plan(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Alig
         CopyKind::Async => whole,
         CopyKind::Vector => align.0.min(width).min(device.max_vector),
     };
-    let planes = device.plane_size.filter(|size| size.is_power_of_two() && *size >= across);
+    let planes = device
+        .plane_size
+        .filter(|size| size.is_power_of_two() && *size >= across);
     Plan {
         unit: row.unit,
         isa: device.isa,

@@ -9,7 +9,7 @@ use serde_json::Value;
 use xshell::{Shell, cmd};
 
 use crate::cargo::SUITE;
-use crate::progress::{self, Echo, Step};
+use crate::progress::{self, Step};
 use crate::{Result, paths};
 
 /// Where the bundle is put, below the root of the repository; git ignores it.
@@ -49,7 +49,7 @@ pub fn run(sh: &Shell, options: &Options) -> Result<()> {
         "cargo build -p {SUITE} --profile bundle --features {features}
             --test * --bench * --examples --message-format json-render-diagnostics"
     );
-    let messages = progress::capture("build the bundle", build, Echo::Hidden)?;
+    let messages = progress::capture("build the bundle", build)?;
     let executables = executables(&messages)?;
     if executables.is_empty() {
         return Err("bundle: cargo named no executable".into());

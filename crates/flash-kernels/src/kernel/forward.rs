@@ -51,7 +51,13 @@ pub fn forward<U: MatrixUnit, E: Float, M: Int, W: Size, O: Size>(
         let q_rows = Rows::of(q, seq.batch, seq.head);
         let k_rows = Rows::of(k, seq.batch, kv_head);
         let v_rows = Rows::of(v, seq.batch, kv_head);
-        let mask = Mask::<M>::new(q_rows.len, k_rows.len, &mask, &seq, comptime!(plan.causality));
+        let mask = Mask::<M>::new(
+            q_rows.len,
+            k_rows.len,
+            &mask,
+            &seq,
+            comptime!(plan.causality),
+        );
         let range = mask.k_range(seq.query_start, plan);
 
         let mut scratch = U::scratch(plan);

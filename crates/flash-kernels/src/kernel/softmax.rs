@@ -1,7 +1,12 @@
 //! The online softmax: the recurrence, once, for every unit.
 //!
-//! Milakov & Gimelshein 2018, algorithm 3; FlashAttention-2 (Dao 2023), algorithm 1. Everything is
-//! in base 2: `row_max` holds `scale·log2(e)·max(s)`, and `p` and `alpha` are both `exp2`.
+//! Milakov & Gimelshein 2018, algorithm 3; FlashAttention-2 (Dao 2023), algorithm 1. `p` and
+//! `alpha` are both in base 2, `exp2(c·(s - m))` with `c = scale·log2(e)`.
+//!
+//! A large `c·s` has a large rounding error, which must cancel. With a fused multiply-add it does
+//! if `c·m` is rounded once, kept, and subtracted everywhere ([`Isa::Ptx`]: one instruction per
+//! score). Elsewhere a multiply-add may be two roundings, so the difference, which is exact, comes
+//! first.
 
 use cubecl::prelude::*;
 
@@ -18,7 +23,7 @@ const LAZY_LIMIT: f32 = 8.0;
 /// Running maximum and sum of the rows that this unit sees.
 #[derive(CubeType)]
 pub struct OnlineSoftmax {
-    /// `scale·log2(e)·max(s)` so far, equal in all units that share the row.
+    /// `max(s)` so far, times `scale` under [`Isa::Ptx`]; equal in all units that share the row.
     row_max: Array<f32>,
     /// This unit's part of `Σ exp2(s - row_max)`; reduced over the row in [`Self::finish`].
     row_sum: Array<f32>,
@@ -73,12 +78,14 @@ impl OnlineSoftmax {
         #[unroll]
         for r in 0..rows {
             let old = self.row_max[r];
-            let new = max(old, peak[r] * self.scale);
-            let keep = new <= old + LAZY_LIMIT;
+            let new = max(old, base_of(peak[r], self.scale, isa));
+            // The difference of two -inf is no number: the first comparison answers then.
+            let keep = new <= old || base_distance(new, old, self.scale, isa) <= LAZY_LIMIT;
             let now = select(keep, old, new);
             stale = stale || !keep;
             let base = finite_or_zero(now, isa);
-            alpha[r] = select(keep, f32::new(1.0), exp2(old - base, isa));
+            let lag = exp2(base_distance(old, base, self.scale, isa), isa);
+            alpha[r] = select(keep, f32::new(1.0), lag);
             self.row_max[r] = now;
             let sum = probabilities::<U>(s, self.scale, base, r, isa);
             self.row_sum[r] = self.row_sum[r] * alpha[r] + sum;
@@ -100,12 +107,44 @@ impl OnlineSoftmax {
     /// Natural logarithm of `Σ exp(logit)`; -inf for a row that saw nothing.
     pub fn lse(&self, #[comptime] r: usize) -> f32 {
         let sum = self.row_sum[r];
-        let lse = self.row_max[r] * comptime!(core::f32::consts::LN_2) + sum.ln();
-        select(
-            sum == f32::new(0.0),
-            neg_infinity(comptime!(self.isa)),
-            lse,
-        )
+        let log2_max = base_distance(
+            self.row_max[r],
+            f32::new(0.0),
+            self.scale,
+            comptime!(self.isa),
+        );
+        let lse = log2_max * comptime!(core::f32::consts::LN_2) + sum.ln();
+        select(sum == f32::new(0.0), neg_infinity(comptime!(self.isa)), lse)
+    }
+}
+
+/// What [`OnlineSoftmax`] keeps of a maximum `m`.
+#[cube]
+fn base_of(m: f32, scale: f32, #[comptime] isa: Isa) -> f32 {
+    if comptime!(isa == Isa::Ptx) {
+        m * scale
+    } else {
+        m
+    }
+}
+
+/// `scale·(a - b)` for two values of [`base_of`].
+#[cube]
+fn base_distance(a: f32, b: f32, scale: f32, #[comptime] isa: Isa) -> f32 {
+    if comptime!(isa == Isa::Ptx) {
+        a - b
+    } else {
+        (a - b) * scale
+    }
+}
+
+/// `scale·s - base`, `base` being a value of [`base_of`].
+#[cube]
+fn exponent(s: f32, base: f32, scale: f32, #[comptime] isa: Isa) -> f32 {
+    if comptime!(isa == Isa::Ptx) {
+        s * scale - base
+    } else {
+        (s - base) * scale
     }
 }
 
@@ -126,7 +165,7 @@ fn row_peaks<U: MatrixUnit>(s: &U::Frag, #[comptime] rows: usize) -> Array<f32> 
     peak
 }
 
-/// `s[r, :] = exp2(scale·s[r, :] - base)`; returns this unit's part of the sum.
+/// `s[r, :] = exp2(scale·s[r, :] - base)` in the sense of [`exponent`]; returns this unit's part of the sum.
 #[cube]
 fn probabilities<U: MatrixUnit>(
     s: &mut U::Frag,
@@ -139,7 +178,7 @@ fn probabilities<U: MatrixUnit>(
     let mut sum = f32::new(0.0);
     #[unroll]
     for c in 0..cols {
-        let p = exp2(U::get(&*s, r, c) * scale - base, isa);
+        let p = exp2(exponent(U::get(&*s, r, c), base, scale, isa), isa);
         U::set(s, r, c, p);
         sum += p;
     }

@@ -12,220 +12,18 @@ use cubecl::{
     prelude::*,
 };
 
-use super::MatrixUnit;
+use super::{
+    MatrixUnit,
+    visible::{
+        CmmaAcc, CmmaFrag, CmmaLeft, CmmaScratch, accumulator, lane, lane_row, lane_rows, operand,
+        part_width, parts, plane_row, score_at, score_stride, show, show_part, take_part, visible,
+    },
+};
 use crate::{kernel::tile::SharedTile, plan::Plan};
 
 /// See the module.
 pub struct Cmma<E: Float> {
     _element: PhantomData<E>,
-}
-
-/// What a lane sees of a product: `rows` rows, of each the groups of four columns
-/// `part + i·parts`.
-#[derive(CubeType)]
-pub struct CmmaFrag {
-    cells: Array<Vector<f32, Const<4>>>,
-    #[cube(comptime)]
-    rows: usize,
-    #[cube(comptime)]
-    groups: usize,
-}
-
-/// Visible scores `[block_m, block_n]` in f32 and probabilities in the element type.
-#[derive(CubeType)]
-pub struct CmmaScratch<E: Float> {
-    scores: Shared<[Vector<f32, Const<4>>]>,
-    probs: Shared<[Vector<E, Const<4>>]>,
-}
-
-/// Left operands `[m16, k16]`.
-#[derive(CubeType)]
-pub struct CmmaLeft<E: Float> {
-    cells: Sequence<Matrix<E>>,
-}
-
-/// Accumulators `[m16, n16]`.
-#[derive(CubeType)]
-pub struct CmmaAcc {
-    cells: Sequence<Matrix<f32>>,
-}
-
-/// Lanes that share a row.
-const fn parts(plan: Plan) -> usize {
-    if plan.plane_size > plan.rows {
-        plan.plane_size / plan.rows
-    } else {
-        1
-    }
-}
-
-/// Rows of a lane.
-const fn lane_rows(plan: Plan) -> usize {
-    if plan.rows > plan.plane_size {
-        plan.rows / plan.plane_size
-    } else {
-        1
-    }
-}
-
-/// Columns of the running sum that fit the visible scores, and are whole matrices.
-const fn part_width(plan: Plan) -> usize {
-    let mut width = plan.tile.block_n;
-    while !plan.tile.val_pad.is_multiple_of(width) {
-        width -= 16;
-    }
-    width
-}
-
-const fn score_stride(plan: Plan) -> usize {
-    plan.tile.block_n + 4
-}
-
-#[cube]
-fn lane(#[comptime] plan: Plan) -> u32 {
-    UNIT_POS % comptime!(plan.plane_size as u32)
-}
-
-#[cube]
-fn plane_row(#[comptime] plan: Plan) -> u32 {
-    (UNIT_POS / comptime!(plan.plane_size as u32)) * comptime!(plan.rows as u32)
-}
-
-#[cube]
-fn lane_row(#[comptime] r: usize, #[comptime] plan: Plan) -> u32 {
-    plane_row(plan)
-        + lane(plan) / comptime!(parts(plan) as u32)
-        + comptime!((r * plan.plane_size) as u32)
-}
-
-/// First f32 vector of this plane's visible block of 16 rows `m` and columns `col`.
-#[cube]
-fn score_at(#[comptime] m: usize, #[comptime] col: usize, #[comptime] plan: Plan) -> usize {
-    (plane_row(plan) as usize + comptime!(16 * m)) * comptime!(score_stride(plan) / 4)
-        + comptime!(col / 4)
-}
-
-#[cube]
-fn accumulator() -> Matrix<f32> {
-    Matrix::<f32>::from_value(
-        MatrixIdent::Accumulator,
-        16usize,
-        16usize,
-        16usize,
-        MatrixLayout::Undefined,
-        0.0f32,
-    )
-}
-
-/// The operand whose 16×16 block begins at vector `at`, rows `stride` elements apart.
-#[cube]
-fn operand<E: Float>(
-    data: &Shared<[Vector<E, Const<4>>]>,
-    at: usize,
-    #[comptime] stride: usize,
-    #[comptime] ident: MatrixIdent,
-    #[comptime] layout: MatrixLayout,
-) -> Matrix<E> {
-    let mut matrix =
-        unsafe { Matrix::<E>::uninitialized(ident, 16usize, 16usize, 16usize, layout) };
-    let end = data.len();
-    cmma::load(&mut matrix, data.slice(at, end), comptime!(stride as u32));
-    matrix
-}
-
-/// Puts accumulator `matrix` into the visible block that begins at vector `at`.
-#[cube]
-fn show<E: Float>(
-    scratch: &mut CmmaScratch<E>,
-    matrix: &Matrix<f32>,
-    at: usize,
-    #[comptime] plan: Plan,
-) {
-    let end = scratch.scores.len();
-    cmma::store(
-        scratch.scores.slice_mut(at, end),
-        matrix,
-        comptime!(score_stride(plan) as u32),
-        MatrixLayout::RowMajor,
-    );
-}
-
-/// Shows `cols` columns of accumulators, which the plane has stored, to its lanes.
-#[cube]
-fn visible<E: Float>(
-    scratch: &CmmaScratch<E>,
-    #[comptime] cols: usize,
-    #[comptime] plan: Plan,
-) -> CmmaFrag {
-    let rows = comptime!(lane_rows(plan));
-    let groups = comptime!(cols / 4 / parts(plan));
-    let mut cells = Array::<Vector<f32, Const<4>>>::new(comptime!(rows * groups));
-    let part = (lane(plan) % comptime!(parts(plan) as u32)) as usize;
-    #[unroll]
-    for r in 0..rows {
-        let line = lane_row(r, plan) as usize * comptime!(score_stride(plan) / 4) + part;
-        #[unroll]
-        for g in 0..groups {
-            cells[comptime!(r * groups + g)] = scratch.scores[line + comptime!(g * parts(plan))];
-        }
-    }
-    CmmaFrag {
-        cells,
-        rows,
-        groups,
-    }
-}
-
-/// Stores the columns of `part` of the running sum where the lanes can see them.
-#[cube]
-fn show_part<E: Float>(
-    acc: &CmmaAcc,
-    scratch: &mut CmmaScratch<E>,
-    #[comptime] part: usize,
-    #[comptime] plan: Plan,
-) {
-    let n_tiles = comptime!(plan.tile.val_pad / 16);
-    let per_part = comptime!(part_width(plan) / 16);
-    // The lanes may still be reading what was visible before.
-    sync_plane();
-    #[unroll]
-    for m in 0..comptime!(plan.rows / 16) {
-        #[unroll]
-        for n in 0..per_part {
-            let matrix = acc.cells.index(comptime!(m * n_tiles + part * per_part + n));
-            show(scratch, matrix, score_at(m, comptime!(16 * n), plan), plan);
-        }
-    }
-    // Stored by the plane as a whole, read lane by lane.
-    sync_plane();
-}
-
-/// Takes the columns of `part` back from where the lanes have changed them.
-#[cube]
-fn take_part<E: Float>(
-    acc: &mut CmmaAcc,
-    scratch: &CmmaScratch<E>,
-    #[comptime] part: usize,
-    #[comptime] plan: Plan,
-) {
-    let n_tiles = comptime!(plan.tile.val_pad / 16);
-    let per_part = comptime!(part_width(plan) / 16);
-    // Written lane by lane, loaded by the plane as a whole.
-    sync_plane();
-    let end = scratch.scores.len();
-    #[unroll]
-    for m in 0..comptime!(plan.rows / 16) {
-        #[unroll]
-        for n in 0..per_part {
-            let at = score_at(m, comptime!(16 * n), plan);
-            cmma::load_with_layout(
-                acc.cells.index_mut(comptime!(m * n_tiles + part * per_part + n)),
-                scratch.scores.slice(at, end),
-                comptime!(score_stride(plan) as u32),
-                MatrixLayout::RowMajor,
-            );
-        }
-    }
 }
 
 #[cube]
@@ -240,9 +38,7 @@ impl<E: Float> MatrixUnit for Cmma<E> {
 
     fn scratch(#[comptime] plan: Plan) -> CmmaScratch<E> {
         CmmaScratch::<E> {
-            scores: Shared::<[Vector<f32, Const<4>>]>::new_slice(comptime!(
-                plan.scratch_len() / 4
-            )),
+            scores: Shared::<[Vector<f32, Const<4>>]>::new_slice(comptime!(plan.scratch_len() / 4)),
             probs: Shared::<[Vector<E, Const<4>>]>::new_slice(comptime!(plan.prob_len() / 4)),
         }
     }
@@ -395,8 +191,8 @@ impl<E: Float> MatrixUnit for Cmma<E> {
                 show_part(&*acc, scratch, part, plan);
                 #[unroll]
                 for r in 0..comptime!(lane_rows(plan)) {
-                    let line = lane_row(r, plan) as usize * comptime!(score_stride(plan) / 4)
-                        + lane_part;
+                    let line =
+                        lane_row(r, plan) as usize * comptime!(score_stride(plan) / 4) + lane_part;
                     #[unroll]
                     for g in 0..comptime!(part_width(plan) / 4 / parts(plan)) {
                         let at = line + comptime!(g * parts(plan));
@@ -463,11 +259,7 @@ impl<E: Float> MatrixUnit for Cmma<E> {
             + comptime!((c % 4) as u32)
     }
 
-    fn reduce_max(
-        values: &mut Array<f32>,
-        _scratch: &mut CmmaScratch<E>,
-        #[comptime] plan: Plan,
-    ) {
+    fn reduce_max(values: &mut Array<f32>, _scratch: &mut CmmaScratch<E>, #[comptime] plan: Plan) {
         #[unroll]
         for r in 0..comptime!(lane_rows(plan)) {
             let mut x = values[r];
@@ -479,11 +271,7 @@ impl<E: Float> MatrixUnit for Cmma<E> {
         }
     }
 
-    fn reduce_sum(
-        values: &mut Array<f32>,
-        _scratch: &mut CmmaScratch<E>,
-        #[comptime] plan: Plan,
-    ) {
+    fn reduce_sum(values: &mut Array<f32>, _scratch: &mut CmmaScratch<E>, #[comptime] plan: Plan) {
         #[unroll]
         for r in 0..comptime!(lane_rows(plan)) {
             let mut x = values[r];

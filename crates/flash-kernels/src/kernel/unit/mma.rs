@@ -232,10 +232,7 @@ impl<E: HalfFloat> MatrixUnit for Mma<E> {
     }
 
     fn zero(#[comptime] plan: Plan) -> MmaFrag {
-        zeros(
-            comptime!(plan.rows / 16),
-            comptime!(plan.tile.val_pad / 8),
-        )
+        zeros(comptime!(plan.rows / 16), comptime!(plan.tile.val_pad / 8))
     }
 
     fn accumulate(

@@ -9,6 +9,7 @@ pub mod cmma;
 pub mod mma;
 pub mod ptx;
 pub mod scalar;
+pub mod visible;
 
 pub use cmma::Cmma;
 pub use mma::Mma;
@@ -53,11 +54,7 @@ pub trait MatrixUnit: Send + Sync + 'static {
     ) -> Self::Frag;
 
     /// Turns a product `[block_m, block_n]` into a left operand, rounded to [`Self::Stage`].
-    fn hold(
-        frag: &Self::Frag,
-        scratch: &mut Self::Scratch,
-        #[comptime] plan: Plan,
-    ) -> Self::Held;
+    fn hold(frag: &Self::Frag, scratch: &mut Self::Scratch, #[comptime] plan: Plan) -> Self::Held;
 
     /// An accumulator of zeros.
     fn zero(#[comptime] plan: Plan) -> Self::Acc;
@@ -110,15 +107,7 @@ pub trait MatrixUnit: Send + Sync + 'static {
     fn col(frag: &Self::Frag, #[comptime] c: usize, #[comptime] plan: Plan) -> u32;
 
     /// Maximum of each of `values` (one per row) over the units that share the row.
-    fn reduce_max(
-        values: &mut Array<f32>,
-        scratch: &mut Self::Scratch,
-        #[comptime] plan: Plan,
-    );
+    fn reduce_max(values: &mut Array<f32>, scratch: &mut Self::Scratch, #[comptime] plan: Plan);
     /// Sum of each of `values` (one per row) over the units that share the row.
-    fn reduce_sum(
-        values: &mut Array<f32>,
-        scratch: &mut Self::Scratch,
-        #[comptime] plan: Plan,
-    );
+    fn reduce_sum(values: &mut Array<f32>, scratch: &mut Self::Scratch, #[comptime] plan: Plan);
 }

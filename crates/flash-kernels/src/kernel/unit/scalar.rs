@@ -126,11 +126,7 @@ impl MatrixUnit for Scalar {
         }
     }
 
-    fn hold(
-        frag: &ScalarFrag,
-        scratch: &mut ScalarScratch,
-        #[comptime] plan: Plan,
-    ) -> ScalarHeld {
+    fn hold(frag: &ScalarFrag, scratch: &mut ScalarScratch, #[comptime] plan: Plan) -> ScalarHeld {
         let across = comptime!(plan.across());
         let at = (unit_x(plan) as usize) * comptime!(prob_stride(plan))
             + (unit_y(plan) as usize) * comptime!(plan.rows / 4);
@@ -273,19 +269,11 @@ impl MatrixUnit for Scalar {
             + comptime!((c % run) as u32)
     }
 
-    fn reduce_max(
-        values: &mut Array<f32>,
-        scratch: &mut ScalarScratch,
-        #[comptime] plan: Plan,
-    ) {
+    fn reduce_max(values: &mut Array<f32>, scratch: &mut ScalarScratch, #[comptime] plan: Plan) {
         reduce(values, scratch, plan, Fold::Max);
     }
 
-    fn reduce_sum(
-        values: &mut Array<f32>,
-        scratch: &mut ScalarScratch,
-        #[comptime] plan: Plan,
-    ) {
+    fn reduce_sum(values: &mut Array<f32>, scratch: &mut ScalarScratch, #[comptime] plan: Plan) {
         reduce(values, scratch, plan, Fold::Sum);
     }
 }
