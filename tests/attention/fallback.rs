@@ -11,8 +11,8 @@ use crate::problem::{Got, Problem, Qkv};
 use crate::runtime;
 use crate::support::{Host, dims};
 
-/// Asserts that `problem` is right, and that it is composed because of `culprit` on the device under
-/// test.
+/// Asserts that `problem` is right, and that the device under test composes it because of
+/// `culprit`.
 #[track_caller]
 fn check_composed(problem: &Problem, culprit: &str) -> Vec<f64> {
     let device = runtime::device();

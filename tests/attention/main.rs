@@ -16,6 +16,7 @@
 //! "Case N" in a name is a row of the list of inputs that broke other attention kernels; the test
 //! carries its shapes. Feature `exhaustive` adds the wide products.
 
+mod codegen;
 mod compare;
 mod dropin;
 mod errors;

@@ -153,6 +153,34 @@ fn running_maximum(#[case] logit: fn(usize) -> f64, #[values(F32, F16, Bf16)] dt
     problem.scale(1.0).check();
 }
 
+/// Rows of one tile whose maxima rise at different keys, by little and by much: a kernel may put
+/// off rescaling a row, but then for that row alone.
+#[rstest]
+fn running_maximum_of_each_row(
+    #[values(0.02, 0.3, 3.0, 40.0)] step: f64,
+    #[values(F32, F16, Bf16)] dtype: Dtype,
+) {
+    let dims = dims(1, 2, 70, 400, 16);
+    let problem = Problem::random(dtype, dims);
+    // The logits of row i rise to step · (i + 1) along the keys, on top of a little noise.
+    let feature = |index: usize| (index / 16, index % 16);
+    let q = (0..problem.q.len()).map(|index| match feature(index) {
+        (row, 0) => step * (row % 70 + 1) as f64,
+        (_, 1) => 1.0,
+        _ => 0.0,
+    });
+    let mut rng = Rng::new(8);
+    let k = (0..problem.k.len()).map(|index| match feature(index) {
+        (key, 0) => (key % 400) as f64 / 400.0,
+        (_, 1) => rng.uniform(),
+        _ => 0.0,
+    });
+    let (q, k) = (q.collect(), k.collect());
+    let problem = Problem::new(dtype, dims, q, k, problem.v).scale(1.0);
+    problem.clone().check();
+    problem.causal().check();
+}
+
 #[rstest]
 fn lse_is_f32_in_natural_units(
     #[values(F32, F16, Bf16)] dtype: Dtype,

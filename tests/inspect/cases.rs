@@ -1,0 +1,145 @@
+//! What is generated: the table of kernels.
+
+use flash_kernels::{Causality, DeviceClass, FloatKind, Masking, codegen::Target};
+
+use super::plans::{AMPERE, Ask, HOPPER, VULKAN, WEBGPU, WGSL, WGSL_PLANES};
+
+/// A kind of device, by what its code is compiled for.
+#[derive(Clone, Copy, Debug)]
+pub struct Machine {
+    /// What the table calls it. For CUDA it is the architecture.
+    pub name: &'static str,
+    /// Language.
+    pub target: Target,
+    /// What decides on the plan.
+    pub class: DeviceClass,
+}
+
+const CUDA_MACHINES: [Machine; 2] = [
+    Machine {
+        name: "sm_80",
+        target: Target::Cuda,
+        class: AMPERE,
+    },
+    Machine {
+        name: "sm_90a",
+        target: Target::Cuda,
+        class: HOPPER,
+    },
+];
+
+const WGSL_MACHINES: [Machine; 3] = [
+    Machine {
+        name: "webgpu",
+        target: Target::Wgsl,
+        class: WEBGPU,
+    },
+    Machine {
+        name: "software",
+        target: Target::Wgsl,
+        class: WGSL,
+    },
+    Machine {
+        name: "planes",
+        target: Target::Wgsl,
+        class: WGSL_PLANES,
+    },
+];
+
+const VULKAN_MACHINE: Machine = Machine {
+    name: "vulkan",
+    target: Target::Spirv,
+    class: VULKAN,
+};
+
+/// One kernel.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    /// What it is compiled for.
+    pub machine: Machine,
+    /// What it computes.
+    pub ask: Ask,
+}
+
+impl Case {
+    /// Language, machine and problem in words.
+    pub fn label(&self) -> String {
+        let target = target_name(self.machine.target);
+        format!("{target} {} {}", self.machine.name, self.ask.label())
+    }
+
+    /// The label as the name of a file.
+    pub fn file_name(&self) -> String {
+        self.label().replace([' ', '/'], "-")
+    }
+}
+
+/// The name of a language on the command line.
+pub const fn target_name(target: Target) -> &'static str {
+    match target {
+        Target::Cuda => "cuda",
+        Target::Wgsl => "wgsl",
+        Target::Spirv => "spirv",
+    }
+}
+
+/// Every kernel that is looked at, those of a language together.
+pub fn all() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for machine in CUDA_MACHINES {
+        cases.extend(asks_of_cuda().into_iter().map(|ask| Case { machine, ask }));
+    }
+    for ask in asks_of_vulkan() {
+        let machine = VULKAN_MACHINE;
+        cases.push(Case { machine, ask });
+    }
+    for machine in WGSL_MACHINES {
+        let stored = asks_of_wgsl()
+            .into_iter()
+            .filter(|ask| machine.class.f16 || ask.dtype == FloatKind::F32);
+        cases.extend(stored.map(|ask| Case { machine, ask }));
+    }
+    cases
+}
+
+/// Full and causal for each size.
+fn both(dtype: FloatKind, head_dims: &[usize]) -> Vec<Ask> {
+    let asks = head_dims.iter().flat_map(|&head_dim| {
+        let full = Ask::new(dtype, head_dim);
+        let causality = Causality::Causal;
+        [full, Ask { causality, ..full }]
+    });
+    asks.collect()
+}
+
+/// `asks` and, at the head sizes given, rows that no wide copy suits (59) and a bool mask.
+fn with_edges(mut asks: Vec<Ask>, dtype: FloatKind, masked: usize) -> Vec<Ask> {
+    asks.extend(both(dtype, &[59]));
+    let masking = Masking::Dense;
+    asks.extend(
+        both(dtype, &[masked])
+            .into_iter()
+            .map(|ask| Ask { masking, ..ask }),
+    );
+    asks
+}
+
+fn asks_of_cuda() -> Vec<Ask> {
+    let mut asks = with_edges(both(FloatKind::F16, &[64, 128, 256]), FloatKind::F16, 64);
+    asks.extend(both(FloatKind::Bf16, &[64, 128, 256]));
+    asks.extend(both(FloatKind::F32, &[64, 128]));
+    asks
+}
+
+fn asks_of_vulkan() -> Vec<Ask> {
+    let mut asks = with_edges(both(FloatKind::F16, &[64, 128, 256]), FloatKind::F16, 64);
+    asks.extend(both(FloatKind::F32, &[64, 128]));
+    asks.extend(both(FloatKind::Bf16, &[64, 128]));
+    asks
+}
+
+fn asks_of_wgsl() -> Vec<Ask> {
+    let kinds = [FloatKind::F32, FloatKind::F16];
+    let asks = kinds.map(|dtype| with_edges(both(dtype, &[64, 128, 256]), dtype, 64));
+    asks.concat()
+}

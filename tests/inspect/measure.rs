@@ -1,0 +1,100 @@
+//! What is measured of a kernel.
+
+use std::collections::BTreeMap;
+
+use flash_kernels::codegen::Target;
+
+/// A number that is told about a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Measure {
+    /// Registers of a unit.
+    Registers,
+    /// Bytes of spill stores and loads.
+    SpillBytes,
+    /// Bytes of a unit's stack.
+    StackBytes,
+    /// Bytes of shared memory, as the code itself lays it out.
+    SharedBytes,
+    /// Units of a cube, as the code itself declares them.
+    Threads,
+    /// Storage buffers.
+    Buffers,
+    /// Cube barriers.
+    Barriers,
+    /// Matrix products of a plane: `HMMA`, `OpCooperativeMatrixMulAddKHR`.
+    MatrixProducts,
+    /// Matrix loads: `LDSM`, `OpCooperativeMatrixLoadKHR`.
+    MatrixLoads,
+    /// Copies from global to shared memory, `LDGSTS`.
+    AsyncCopies,
+    /// `MUFU`: exponentials, logarithms, reciprocals.
+    Elementary,
+    /// `FFMA`.
+    MultiplyAdds,
+    /// `LDL` and `STL`.
+    LocalAccesses,
+    /// Those that are executed again and again.
+    LoopedLocalAccesses,
+    /// All instructions; lines of WGSL.
+    Instructions,
+}
+
+use Measure::*;
+
+impl Measure {
+    /// The head of its column for kernels in the language of `target`.
+    pub const fn name(self, target: Target) -> &'static str {
+        match (self, target) {
+            (Registers, _) => "regs",
+            (SpillBytes, _) => "spill",
+            (StackBytes, _) => "stack",
+            (SharedBytes, _) => "shared",
+            (Threads, _) => "threads",
+            (Buffers, _) => "buffers",
+            (Barriers, _) => "barriers",
+            (MatrixProducts, Target::Spirv) => "CoopMulAdd",
+            (MatrixProducts, _) => "HMMA",
+            (MatrixLoads, Target::Spirv) => "CoopLoad",
+            (MatrixLoads, _) => "LDSM",
+            (AsyncCopies, _) => "LDGSTS",
+            (Elementary, _) => "MUFU",
+            (MultiplyAdds, _) => "FFMA",
+            (LocalAccesses, _) => "LDL+STL",
+            (LoopedLocalAccesses, _) => "looped",
+            (Instructions, Target::Cuda) => "SASS",
+            (Instructions, Target::Spirv) => "words",
+            (Instructions, Target::Wgsl) => "lines",
+        }
+    }
+
+    /// The columns of a language's table.
+    pub const fn columns(target: Target) -> &'static [Self] {
+        match target {
+            Target::Cuda => &[
+                Registers,
+                SpillBytes,
+                StackBytes,
+                SharedBytes,
+                MatrixProducts,
+                MatrixLoads,
+                AsyncCopies,
+                Elementary,
+                MultiplyAdds,
+                LocalAccesses,
+                LoopedLocalAccesses,
+                Instructions,
+            ],
+            Target::Wgsl => &[SharedBytes, Threads, Buffers, Barriers, Instructions],
+            Target::Spirv => &[
+                SharedBytes,
+                MatrixProducts,
+                MatrixLoads,
+                Barriers,
+                Instructions,
+            ],
+        }
+    }
+}
+
+/// What was measured of one kernel.
+pub type Measures = BTreeMap<Measure, usize>;

@@ -1,0 +1,135 @@
+//! Devices that code is generated for, and the plans they get. The test binary uses it too.
+
+use flash_kernels::{
+    AttentionError, AttentionProblem, AttentionShape, Causality, DeviceClass, FloatKind, Isa,
+    Masking, Plan,
+    select::{Alignment, select, widest},
+};
+
+/// An H100 or H200.
+pub const HOPPER: DeviceClass = DeviceClass {
+    isa: Isa::Ptx,
+    plane_size: Some(32),
+    shared_bytes: 227 * 1024,
+    max_threads: 1024,
+    max_cubes: (i32::MAX as u32, 65_535),
+    max_vector: 8,
+    f16: true,
+    bf16: true,
+    cmma_f16: true,
+    cmma_bf16: true,
+    wide_addresses: true,
+};
+
+/// An A100: less shared memory.
+pub const AMPERE: DeviceClass = DeviceClass {
+    shared_bytes: 163 * 1024,
+    ..HOPPER
+};
+
+/// A GPU with cooperative matrices of f16 behind CubeCL's own SPIR-V.
+pub const VULKAN: DeviceClass = DeviceClass {
+    isa: Isa::Portable,
+    shared_bytes: 48 * 1024,
+    max_cubes: (65_535, 65_535),
+    max_vector: 4,
+    cmma_bf16: false,
+    ..HOPPER
+};
+
+/// A GPU with plane operations behind WGSL.
+pub const WGSL_PLANES: DeviceClass = DeviceClass {
+    bf16: false,
+    cmma_f16: false,
+    wide_addresses: false,
+    ..VULKAN
+};
+
+/// A software driver behind WGSL: no plane operations.
+pub const WGSL: DeviceClass = DeviceClass {
+    plane_size: None,
+    shared_bytes: 32 * 1024,
+    ..WGSL_PLANES
+};
+
+/// What every WebGPU device has.
+pub const WEBGPU: DeviceClass = DeviceClass {
+    shared_bytes: 16 * 1024,
+    max_threads: 256,
+    f16: false,
+    ..WGSL
+};
+
+/// What a kernel is wanted for. Sequences are long, tensors packed.
+#[derive(Clone, Copy, Debug)]
+pub struct Ask {
+    /// Element type.
+    pub dtype: FloatKind,
+    /// Features of q and k.
+    pub head_dim: usize,
+    /// Features of v.
+    pub val_dim: usize,
+    /// Positional mask.
+    pub causality: Causality,
+    /// Bool mask.
+    pub masking: Masking,
+    /// Scale of the scores.
+    pub scale: f32,
+}
+
+impl Ask {
+    /// Plain attention: every key, no mask, a positive scale, values as long as keys.
+    pub fn new(dtype: FloatKind, head_dim: usize) -> Self {
+        Self {
+            dtype,
+            head_dim,
+            val_dim: head_dim,
+            causality: Causality::Full,
+            masking: Masking::None,
+            scale: 0.125,
+        }
+    }
+
+    /// The plan that `device` gets for it.
+    ///
+    /// # Errors
+    ///
+    /// That of [`select`].
+    pub fn plan(&self, device: &DeviceClass) -> Result<Plan, AttentionError> {
+        let qk = [2, 4, 1024, self.head_dim];
+        let problem = AttentionProblem {
+            shape: AttentionShape::new(qk, qk, [2, 4, 1024, self.val_dim])?,
+            dtype: self.dtype,
+            causality: self.causality,
+            masking: self.masking,
+            scale: self.scale,
+        };
+        // Rows of packed tensors begin wherever their lengths put them.
+        let aligned = widest(self.head_dim, 8).min(widest(self.val_dim, 8));
+        select(device, &problem, Alignment(aligned))
+    }
+
+    /// A few words, for tables and messages: `f16 d64 causal`.
+    pub fn label(&self) -> String {
+        let mut words = vec![match self.dtype {
+            FloatKind::F32 => "f32".to_owned(),
+            FloatKind::F16 => "f16".to_owned(),
+            FloatKind::Bf16 => "bf16".to_owned(),
+        }];
+        words.push(match self.head_dim == self.val_dim {
+            true => format!("d{}", self.head_dim),
+            false => format!("d{}/{}", self.head_dim, self.val_dim),
+        });
+        words.push(match self.causality {
+            Causality::Full => "full".to_owned(),
+            Causality::Causal => "causal".to_owned(),
+        });
+        if self.masking == Masking::Dense {
+            words.push("mask".to_owned());
+        }
+        if self.scale <= 0.0 {
+            words.push("negative".to_owned());
+        }
+        words.join(" ")
+    }
+}
