@@ -74,7 +74,7 @@ fn main() {
         },
         scale: 0.1,
     };
-    let plan = select(&dev, &p, Alignment(8)).unwrap();
+    let plan = select(&dev, &p, Pass::Forward, Alignment(8)).unwrap();
     eprintln!("{plan:?} shared {}", plan.shared_bytes());
     let s = codegen::forward(target, &plan, dt);
     match s {

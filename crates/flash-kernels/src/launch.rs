@@ -15,7 +15,7 @@ use crate::{
         seq::Seq,
         unit::{self, Cmma, MatrixUnit, Mma},
     },
-    plan::{Plan, UnitKind},
+    plan::{Pass, Plan, UnitKind},
     select::{Alignment, DeviceClass, select, widest},
 };
 
@@ -123,7 +123,12 @@ pub fn plan_forward(client: &Client, problem: &AttentionProblem) -> Result<Plan,
         .into_iter()
         .min()
         .unwrap_or(1);
-    select(&DeviceClass::of(client), problem, Alignment(align))
+    select(
+        &DeviceClass::of(client),
+        problem,
+        Pass::Forward,
+        Alignment(align),
+    )
 }
 
 /// `softmax(scale·q·kᵀ, masked)·v` with its log-sum-exp.
@@ -144,7 +149,7 @@ pub fn forward(
 ) -> Result<ForwardOutput, AttentionError> {
     let alignment = [q, k, v].map(|x| x.alignment(problem.dtype.bytes()));
     let alignment = Alignment(alignment.into_iter().min().unwrap_or(1));
-    let plan = select(&DeviceClass::of(client), problem, alignment)?;
+    let plan = select(&DeviceClass::of(client), problem, Pass::Forward, alignment)?;
     forward_with(client, problem, &plan, q, k, v, mask)
 }
 

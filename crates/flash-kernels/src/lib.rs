@@ -15,6 +15,6 @@ pub mod select;
 
 pub use error::AttentionError;
 pub use launch::{ForwardOutput, MaskKind, MaskView, TensorView, forward, plan_forward};
-pub use plan::{CopyKind, Isa, Plan, Reduction, TileShape, UnitKind};
+pub use plan::{CopyKind, Isa, Pass, Plan, Reduction, TileShape, UnitKind};
 pub use problem::{AttentionProblem, AttentionShape, Causality, FloatKind, Masking};
 pub use select::DeviceClass;

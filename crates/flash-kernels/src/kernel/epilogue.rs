@@ -20,14 +20,15 @@ pub fn store<U: MatrixUnit, E: Float, W: Size>(
     scratch: &mut U::Scratch,
     #[comptime] plan: Plan,
 ) {
-    let part_cols = U::part_cols(plan);
+    let val_pad = comptime!(plan.tile.val_pad);
+    let part_cols = U::part_cols(val_pad, plan);
     let heads = out.shape(1);
     let seqlen_q = out.shape(2);
     let val_dim = out.shape(3);
     let line = (seq.batch * heads + seq.head) * seqlen_q;
     #[unroll]
-    for part in 0..comptime!(plan.tile.val_pad / part_cols) {
-        let frag = U::read(acc, part, scratch, plan);
+    for part in 0..comptime!(val_pad / part_cols) {
+        let frag = U::read(acc, scratch, part, val_pad, plan);
         #[unroll]
         for r in 0..U::rows(&frag) {
             let q = (seq.query_start + U::row(&frag, r, plan)) as usize;
