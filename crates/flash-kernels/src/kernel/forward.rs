@@ -4,7 +4,8 @@ use cubecl::prelude::*;
 
 use super::{
     epilogue,
-    mask::Mask,
+    mask::{Mask, phase_range},
+    math::neg_infinity,
     pipeline::Pipeline,
     rows::{Rows, key_head},
     score,
@@ -51,25 +52,23 @@ pub fn forward<U: MatrixUnit, E: Float, M: Int, W: Size, O: Size>(
         let q_rows = Rows::of(q, seq.batch, seq.head);
         let k_rows = Rows::of(k, seq.batch, kv_head);
         let v_rows = Rows::of(v, seq.batch, kv_head);
+        let causality = comptime!(plan.causality);
         let mask = Mask::<M>::new(
-            q_rows.len,
-            k_rows.len,
-            &mask,
-            &seq,
-            comptime!(plan.causality),
+            q_rows.len, k_rows.len, &mask, seq.batch, seq.head, causality,
         );
-        let range = mask.k_range(seq.query_start, plan);
+        let range = mask.k_range(seq.start, plan);
 
         let mut scratch = U::scratch(plan);
         let (head_pad, val_pad) = comptime!((plan.tile.head_pad, plan.tile.val_pad));
         let pipeline = Pipeline::<U>::new(k_rows, v_rows, head_pad, val_pad, plan);
-        let q_tile = own::<U, E, W>(q, &q_rows, seq.query_start, head_pad, plan);
+        let q_tile = own::<U, E, W>(q, &q_rows, seq.start, head_pad, plan);
         pipeline.start(k, v, range.begin, plan);
         own_wait(plan);
         let a = U::left(&q_tile, head_pad, plan);
         let folded = folded_scale(scale_log2, plan);
         let mut softmax = OnlineSoftmax::new(folded, U::frag_rows(plan), comptime!(plan.isa));
         let mut acc = U::zero(val_pad, plan);
+        let dropped = neg_infinity(comptime!(plan.isa));
 
         #[unroll]
         for phase in 0..2u32 {
@@ -81,7 +80,7 @@ pub fn forward<U: MatrixUnit, E: Float, M: Int, W: Size, O: Size>(
                 score::apply::<U>(&mut s, scale_log2, plan);
                 if masked {
                     let key_start = step * comptime!(plan.tile.block_n as u32);
-                    mask.apply::<U>(&mut s, seq.query_start, key_start, plan);
+                    mask.apply::<U>(&mut s, seq.start, key_start, dropped, plan);
                 }
                 softmax.step::<U>(&mut s, &mut acc, &mut scratch, plan);
                 let p = U::hold(&s, &mut scratch, plan);
@@ -92,18 +91,6 @@ pub fn forward<U: MatrixUnit, E: Float, M: Int, W: Size, O: Size>(
         }
         softmax.finish::<U>(&mut scratch, plan);
         epilogue::store::<U, E, O>(&acc, &softmax, out, lse, &seq, &mut scratch, plan);
-    }
-}
-
-/// Inner steps first, then those that need a mask.
-#[cube]
-fn phase_range(begin: u32, inner_end: u32, end: u32, #[comptime] phase: u32) -> (u32, u32) {
-    // More queries than keys can leave nothing to walk, and less than one inner tile.
-    let inner = min(inner_end, end);
-    if comptime!(phase == 0) {
-        (begin, inner)
-    } else {
-        (inner, end)
     }
 }
 
