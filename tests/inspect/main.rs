@@ -74,10 +74,14 @@ fn main() {
         },
         scale: 0.1,
     };
-    let plan = select(&dev, &p, Pass::Forward, Alignment(8)).unwrap();
+    let pass = match a.get(6).map(|s| s.as_str()) {
+        Some("dq") => Pass::Dq,
+        Some("dkv") => Pass::Dkv,
+        _ => Pass::Forward,
+    };
+    let plan = select(&dev, &p, pass, Alignment(8)).unwrap();
     eprintln!("{plan:?} shared {}", plan.shared_bytes());
-    let s = codegen::forward(target, &plan, dt);
-    match s {
+    match codegen::kernel(target, &plan, dt) {
         Ok(s) => println!("{}", s.text),
         Err(e) => eprintln!("ERR {e}"),
     }
