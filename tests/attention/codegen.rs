@@ -54,7 +54,7 @@ fn rows(plans: &[(DeviceClass, Plan)], unit: UnitKind) -> usize {
 
 #[track_caller]
 fn generate(target: Target, ask: &Ask, plan: &Plan) -> Source {
-    let source = codegen::forward(target, plan, ask.dtype);
+    let source = codegen::kernel(target, plan, ask.dtype);
     source.unwrap_or_else(|error| panic!("{} {plan:?}: {error}", ask.label()))
 }
 

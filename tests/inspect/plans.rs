@@ -106,7 +106,7 @@ impl Ask {
         };
         // Rows of packed tensors begin wherever their lengths put them.
         let aligned = widest(self.head_dim, 8).min(widest(self.val_dim, 8));
-        select(device, &problem, Alignment(aligned))
+        select(device, &problem, Pass::Forward, Alignment(aligned))
     }
 
     /// A few words, for tables and messages: `f16 d64 causal`.

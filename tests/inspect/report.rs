@@ -104,7 +104,7 @@ impl Tools {
 /// Generates, compiles or validates, and counts.
 fn measure(case: &Case, plan: &Plan, tools: &Tools, directory: &Path) -> Result<Measures, String> {
     let target = case.machine.target;
-    let source = codegen::forward(target, plan, case.ask.dtype)?;
+    let source = codegen::kernel(target, plan, case.ask.dtype)?;
     let stem = directory.join(case.file_name());
     let (end, bytes) = match target {
         Target::Cuda => ("cu", source.text.clone().into_bytes()),

@@ -1,19 +1,20 @@
-//! The op under autodiff.
+//! The op under autodiff: one node of the graph, whose gradient is the backward kernels.
 //!
-//! Where a gradient is asked for, the composed operations run on the autodiff backend, which
-//! differentiates them; where none is, the inner backend's kernel runs.
+//! The node keeps q, k, v, the mask, the output and its log-sum-exp, nothing of the size of the
+//! scores. q, k and v go through Burn's checkpointing, so a strategy that recomputes them may.
 
+use burn::backend::Autodiff;
+use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::strategy::CheckpointStrategy;
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Autodiff, Backend, TensorMetadata};
-use burn::tensor::Shape;
 
-use crate::backend::{FlashBackend, ForwardOptions, Mask, composed_forward};
-use crate::fallback::{attention_shape, no_scores};
-use crate::options::has_no_scores;
+use crate::backend::{FlashBackend, ForwardOptions, Mask};
+
+const SECOND_ORDER: &str = "attention: a gradient of its gradient is not supported; allowed: first \
+                            derivatives, or Burn's own attention for higher ones";
 
 impl<B: FlashBackend, C: CheckpointStrategy> FlashBackend for Autodiff<B, C> {
     fn flash_forward(
@@ -23,60 +24,139 @@ impl<B: FlashBackend, C: CheckpointStrategy> FlashBackend for Autodiff<B, C> {
         mask: Mask<Self>,
         options: ForwardOptions,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
-        if !(query.is_tracked() || key.is_tracked() || value.is_tracked()) {
-            let mask = Mask::from_option(mask.into_option());
-            let (query, key) = (query.into_primitive(), key.into_primitive());
-            let (out, lse) = B::flash_forward(query, key, value.into_primitive(), mask, options);
-            return (<FloatTensor<Self>>::new(out), <FloatTensor<Self>>::new(lse));
+        let mask = Mask::<B>::from_option(mask.into_option());
+        let nodes = [query.node(), key.node(), value.node()];
+        match Attention.prepare::<C>(nodes).compute_bound().stateful() {
+            OpsKind::Tracked(mut prep) => {
+                let saved = [&query, &key, &value].map(|input| prep.checkpoint(input));
+                let (out, lse) = B::flash_forward(
+                    query.into_primitive(),
+                    key.into_primitive(),
+                    value.into_primitive(),
+                    mask.clone(),
+                    options,
+                );
+                let state = Saved {
+                    inputs: saved,
+                    mask,
+                    out: out.clone(),
+                    lse: lse.clone(),
+                    options,
+                };
+                (prep.finish(state, out), <FloatTensor<Self>>::new(lse))
+            }
+            OpsKind::UnTracked(prep) => {
+                let (out, lse) = B::flash_forward(
+                    query.into_primitive(),
+                    key.into_primitive(),
+                    value.into_primitive(),
+                    mask,
+                    options,
+                );
+                (prep.finish(out), <FloatTensor<Self>>::new(lse))
+            }
         }
-        if has_no_scores(&attention_shape(&query, &key, &value)) {
-            return tracked_no_scores::<B, C>(query, key, value);
-        }
-        composed_forward::<Self>(query, key, value, mask, options)
+    }
+
+    fn flash_backward_query(
+        _query: FloatTensor<Self>,
+        _key: FloatTensor<Self>,
+        _value: FloatTensor<Self>,
+        _mask: Mask<Self>,
+        _out: FloatTensor<Self>,
+        _lse: FloatTensor<Self>,
+        _d_out: FloatTensor<Self>,
+        _options: ForwardOptions,
+    ) -> FloatTensor<Self> {
+        panic!("{SECOND_ORDER}")
+    }
+
+    fn flash_backward_key_value(
+        _query: FloatTensor<Self>,
+        _key: FloatTensor<Self>,
+        _value: FloatTensor<Self>,
+        _mask: Mask<Self>,
+        _out: FloatTensor<Self>,
+        _lse: FloatTensor<Self>,
+        _d_out: FloatTensor<Self>,
+        _options: ForwardOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        panic!("{SECOND_ORDER}")
+    }
+
+    fn flash_backward(
+        _query: FloatTensor<Self>,
+        _key: FloatTensor<Self>,
+        _value: FloatTensor<Self>,
+        _mask: Mask<Self>,
+        _out: FloatTensor<Self>,
+        _lse: FloatTensor<Self>,
+        _d_out: FloatTensor<Self>,
+        _options: ForwardOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        panic!("{SECOND_ORDER}")
     }
 }
 
-/// Zeros that depend on q, k and v with gradients of exactly 0, so that a training loop meets a
-/// gradient and not its absence.
-fn tracked_no_scores<B: FlashBackend, C: CheckpointStrategy>(
-    query: FloatTensor<Autodiff<B, C>>,
-    key: FloatTensor<Autodiff<B, C>>,
-    value: FloatTensor<Autodiff<B, C>>,
-) -> (FloatTensor<Autodiff<B, C>>, FloatTensor<Autodiff<B, C>>) {
-    let shape = attention_shape(&query, &key, &value);
-    let shapes = [query.shape(), key.shape(), value.shape()];
-    let (out, lse) = no_scores::<B>(&shape, query.primitive());
-    let nodes = [query.node(), key.node(), value.node()];
-    let step = NoScores.prepare::<C>(nodes).compute_bound().stateful();
-    let out = match step {
-        OpsKind::Tracked(prep) => prep.finish(shapes, out),
-        OpsKind::UnTracked(prep) => prep.finish(out),
-    };
-    (out, <FloatTensor<Autodiff<B, C>>>::new(lse))
+/// The node.
+#[derive(Debug)]
+struct Attention;
+
+/// What the node keeps.
+#[derive(Clone, Debug)]
+struct Saved<B: FlashBackend> {
+    /// q, k and v, kept or recomputed as the strategy says.
+    inputs: [NodeId; 3],
+    mask: Mask<B>,
+    out: FloatTensor<B>,
+    lse: FloatTensor<B>,
+    options: ForwardOptions,
 }
 
-#[derive(Debug)]
-struct NoScores;
-
-impl<B: Backend> Backward<B, 3> for NoScores {
-    /// Shapes of q, k and v.
-    type State = [Shape; 3];
+impl<B: FlashBackend> Backward<B, 3> for Attention {
+    type State = Saved<B>;
 
     fn backward(
         self,
         ops: Ops<Self::State, 3>,
         grads: &mut Gradients,
-        _checkpointer: &mut Checkpointer,
+        checkpointer: &mut Checkpointer,
     ) {
-        let grad = grads.consume::<B>(&ops.node);
-        let (device, dtype) = (grad.device(), grad.dtype().into());
-        for (parent, shape) in ops.parents.into_iter().zip(ops.state) {
-            let Some(parent) = parent else { continue };
-            let zeros = match shape.num_elements() {
-                0 => B::float_empty(shape, &device, dtype),
-                _ => B::float_zeros(shape, &device, dtype),
-            };
-            grads.register::<B>(parent.id, zeros);
+        let d_out = grads.consume::<B>(&ops.node);
+        let [query, key, value] = ops
+            .state
+            .inputs
+            .map(|input| checkpointer.retrieve_node_output::<FloatTensor<B>>(input));
+        let Saved {
+            mask,
+            out,
+            lse,
+            options,
+            ..
+        } = ops.state;
+        let [of_query, of_key, of_value] = ops.parents;
+        let (d_query, d_key, d_value) = match (&of_query, &of_key, &of_value) {
+            (None, ..) => {
+                let (d_key, d_value) =
+                    B::flash_backward_key_value(query, key, value, mask, out, lse, d_out, options);
+                (None, Some(d_key), Some(d_value))
+            }
+            (Some(_), None, None) => {
+                let d_query =
+                    B::flash_backward_query(query, key, value, mask, out, lse, d_out, options);
+                (Some(d_query), None, None)
+            }
+            (Some(_), ..) => {
+                let (d_query, d_key, d_value) =
+                    B::flash_backward(query, key, value, mask, out, lse, d_out, options);
+                (Some(d_query), Some(d_key), Some(d_value))
+            }
+        };
+        let parents = [of_query, of_key, of_value];
+        for (parent, gradient) in parents.into_iter().zip([d_query, d_key, d_value]) {
+            if let (Some(parent), Some(gradient)) = (parent, gradient) {
+                grads.register::<B>(parent.id, gradient);
+            }
         }
     }
 }

@@ -12,6 +12,7 @@ use burn::tensor::DType;
 use flash_kernels::Causality;
 
 use crate::fallback::{Composition, Inputs, composed};
+use crate::gradient::composed_gradient;
 use crate::options::LseRequest;
 
 /// The bool mask of an attention, `true` = drop, each dimension of
@@ -48,6 +49,25 @@ pub struct ForwardOptions {
     pub causality: Causality,
     /// Factor on `q·k`.
     pub scale: f64,
+}
+
+/// What a gradient is computed from.
+#[derive(Clone, Debug)]
+pub(crate) struct BackwardTensors<B: Backend> {
+    /// `[batch, num_heads, seqlen_q, head_dim]`.
+    pub(crate) query: FloatTensor<B>,
+    /// `[batch, num_kv_heads, seqlen_k, head_dim]`.
+    pub(crate) key: FloatTensor<B>,
+    /// `[batch, num_kv_heads, seqlen_k, val_dim]`.
+    pub(crate) value: FloatTensor<B>,
+    /// The mask of the forward pass.
+    pub(crate) mask: Mask<B>,
+    /// What the forward pass returned, `[batch, num_heads, seqlen_q, val_dim]`.
+    pub(crate) out: FloatTensor<B>,
+    /// Likewise, `[batch, num_heads, seqlen_q, 1]` in f32.
+    pub(crate) lse: FloatTensor<B>,
+    /// The gradient of the output.
+    pub(crate) d_out: FloatTensor<B>,
 }
 
 /// Backends that compute attention as one operation.
@@ -89,6 +109,95 @@ pub trait FlashBackend: Backend {
         options: ForwardOptions,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         composed_forward::<Self>(query, key, value, mask, options)
+    }
+
+    /// The gradient of a loss with respect to the query, of the query's shape and type.
+    ///
+    /// # Panics
+    ///
+    /// When the shapes disagree.
+    #[fusion(meta = query_spec)]
+    fn flash_backward_query(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        #[extension_type] mask: Mask<Self>,
+        out: FloatTensor<Self>,
+        lse: FloatTensor<Self>,
+        d_out: FloatTensor<Self>,
+        options: ForwardOptions,
+    ) -> FloatTensor<Self> {
+        let tensors = BackwardTensors {
+            query,
+            key,
+            value,
+            mask,
+            out,
+            lse,
+            d_out,
+        };
+        let [d_query, _, _] = composed_gradient::<Self>(tensors, options);
+        d_query
+    }
+
+    /// The gradients with respect to key and value, of their shapes and type, summed over the
+    /// query heads of each key head.
+    ///
+    /// # Panics
+    ///
+    /// When the shapes disagree.
+    #[fusion(meta = key_value_specs)]
+    fn flash_backward_key_value(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        #[extension_type] mask: Mask<Self>,
+        out: FloatTensor<Self>,
+        lse: FloatTensor<Self>,
+        d_out: FloatTensor<Self>,
+        options: ForwardOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let tensors = BackwardTensors {
+            query,
+            key,
+            value,
+            mask,
+            out,
+            lse,
+            d_out,
+        };
+        let [_, d_key, d_value] = composed_gradient::<Self>(tensors, options);
+        (d_key, d_value)
+    }
+
+    /// All three gradients: those of [`Self::flash_backward_query`] and
+    /// [`Self::flash_backward_key_value`].
+    ///
+    /// # Panics
+    ///
+    /// When the shapes disagree.
+    #[fusion(meta = gradient_specs)]
+    fn flash_backward(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        #[extension_type] mask: Mask<Self>,
+        out: FloatTensor<Self>,
+        lse: FloatTensor<Self>,
+        d_out: FloatTensor<Self>,
+        options: ForwardOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let tensors = BackwardTensors {
+            query,
+            key,
+            value,
+            mask,
+            out,
+            lse,
+            d_out,
+        };
+        let [d_query, d_key, d_value] = composed_gradient::<Self>(tensors, options);
+        (d_query, d_key, d_value)
     }
 }
 
@@ -140,4 +249,52 @@ fn forward_specs(
         TensorSpec::new(out, query.dtype),
         TensorSpec::new(lse, DType::F32),
     )
+}
+
+/// Shapes and types of what a gradient returns, for Fusion.
+#[cfg(feature = "fusion")]
+#[allow(clippy::too_many_arguments)]
+fn query_spec(
+    query: &TensorSpec,
+    _key: &TensorSpec,
+    _value: &TensorSpec,
+    _mask: &MaskMetadata,
+    _out: &TensorSpec,
+    _lse: &TensorSpec,
+    _d_out: &TensorSpec,
+    _options: &ForwardOptions,
+) -> TensorSpec {
+    query.clone()
+}
+
+/// Shapes and types of what a gradient returns, for Fusion.
+#[cfg(feature = "fusion")]
+#[allow(clippy::too_many_arguments)]
+fn key_value_specs(
+    _query: &TensorSpec,
+    key: &TensorSpec,
+    value: &TensorSpec,
+    _mask: &MaskMetadata,
+    _out: &TensorSpec,
+    _lse: &TensorSpec,
+    _d_out: &TensorSpec,
+    _options: &ForwardOptions,
+) -> (TensorSpec, TensorSpec) {
+    (key.clone(), value.clone())
+}
+
+/// Shapes and types of what a gradient returns, for Fusion.
+#[cfg(feature = "fusion")]
+#[allow(clippy::too_many_arguments)]
+fn gradient_specs(
+    query: &TensorSpec,
+    key: &TensorSpec,
+    value: &TensorSpec,
+    _mask: &MaskMetadata,
+    _out: &TensorSpec,
+    _lse: &TensorSpec,
+    _d_out: &TensorSpec,
+    _options: &ForwardOptions,
+) -> (TensorSpec, TensorSpec, TensorSpec) {
+    (query.clone(), key.clone(), value.clone())
 }

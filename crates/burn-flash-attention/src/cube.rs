@@ -7,12 +7,13 @@ use burn_cubecl::CubeBackend;
 use burn_cubecl::kernel::{into_contiguous, untile};
 use burn_cubecl::tensor::CubeTensor;
 use flash_kernels::{
-    AttentionError, AttentionProblem, AttentionShape, ForwardOutput, MaskKind, MaskView, Masking,
-    TensorView, forward,
+    AttentionError, AttentionProblem, AttentionShape, BackwardInputs, ForwardOutput, MaskKind,
+    MaskView, Masking, TensorView, Wanted, backward, forward,
 };
 
-use crate::backend::{FlashBackend, ForwardOptions, Mask, composed_forward};
+use crate::backend::{BackwardTensors, FlashBackend, ForwardOptions, Mask, composed_forward};
 use crate::fallback::{attention_shape, no_scores};
+use crate::gradient::composed_gradient;
 use crate::options::has_no_scores;
 use crate::report::float_kind;
 
@@ -36,6 +37,106 @@ impl FlashBackend for CubeBackend {
                 let mask = Mask::from_option(call.mask);
                 composed_forward::<Self>(call.query, call.key, call.value, mask, options)
             }
+        }
+    }
+
+    fn flash_backward_query(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        mask: Mask<Self>,
+        out: FloatTensor<Self>,
+        lse: FloatTensor<Self>,
+        d_out: FloatTensor<Self>,
+        options: ForwardOptions,
+    ) -> FloatTensor<Self> {
+        let tensors = BackwardTensors {
+            query,
+            key,
+            value,
+            mask,
+            out,
+            lse,
+            d_out,
+        };
+        let [d_query, ..] = gradients(tensors, options, Wanted::Queries);
+        d_query.expect("it was asked for")
+    }
+
+    fn flash_backward_key_value(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        mask: Mask<Self>,
+        out: FloatTensor<Self>,
+        lse: FloatTensor<Self>,
+        d_out: FloatTensor<Self>,
+        options: ForwardOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>) {
+        let tensors = BackwardTensors {
+            query,
+            key,
+            value,
+            mask,
+            out,
+            lse,
+            d_out,
+        };
+        let [_, d_key, d_value] = gradients(tensors, options, Wanted::KeysAndValues);
+        (
+            d_key.expect("it was asked for"),
+            d_value.expect("it was asked for"),
+        )
+    }
+
+    fn flash_backward(
+        query: FloatTensor<Self>,
+        key: FloatTensor<Self>,
+        value: FloatTensor<Self>,
+        mask: Mask<Self>,
+        out: FloatTensor<Self>,
+        lse: FloatTensor<Self>,
+        d_out: FloatTensor<Self>,
+        options: ForwardOptions,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        let tensors = BackwardTensors {
+            query,
+            key,
+            value,
+            mask,
+            out,
+            lse,
+            d_out,
+        };
+        let [d_query, d_key, d_value] = gradients(tensors, options, Wanted::All);
+        (
+            d_query.expect("it was asked for"),
+            d_key.expect("it was asked for"),
+            d_value.expect("it was asked for"),
+        )
+    }
+}
+
+/// The gradients that `wanted` names, by the kernels, or composed if the device refuses them.
+fn gradients(
+    tensors: BackwardTensors<CubeBackend>,
+    options: ForwardOptions,
+    wanted: Wanted,
+) -> [Option<CubeTensor>; 3] {
+    let BackwardTensors {
+        query, key, value, ..
+    } = &tensors;
+    let shape = attention_shape(query, key, value);
+    if has_no_scores(&shape) {
+        return composed_gradient::<CubeBackend>(tensors, options).map(Some);
+    }
+    let mask = tensors.mask.clone().into_option();
+    let call = Call::new(shape, query.clone(), key.clone(), value.clone(), mask);
+    match call.gradients(&tensors, options, wanted) {
+        Ok(gradients) => gradients,
+        Err(error) => {
+            log::debug!("attention: composed gradient ({error})");
+            composed_gradient::<CubeBackend>(tensors, options).map(Some)
         }
     }
 }
@@ -80,6 +181,35 @@ impl Call {
             self.tensor(out, self.query.dtype),
             self.tensor(lse, DType::F32),
         ))
+    }
+
+    fn gradients(
+        &self,
+        tensors: &BackwardTensors<CubeBackend>,
+        options: ForwardOptions,
+        wanted: Wanted,
+    ) -> Result<[Option<CubeTensor>; 3], AttentionError> {
+        let problem = self.problem(options)?;
+        let mask = match &self.mask {
+            Some(mask) => Some(mask_view(mask, &self.shape)?),
+            None => None,
+        };
+        let forward = ForwardOutput {
+            out: view(&into_contiguous(tensors.out.clone())),
+            lse: view(&into_contiguous(tensors.lse.clone())),
+        };
+        let inputs = BackwardInputs {
+            q: &view(&self.query),
+            k: &view(&self.key),
+            v: &view(&self.value),
+            mask: mask.as_ref(),
+            forward: &forward,
+            d_out: &view(&in_rows(tensors.d_out.clone())),
+        };
+        let gradients = backward(&self.query.client, &problem, inputs, wanted)?;
+        let dtype = self.query.dtype;
+        let tensor = |view: Option<TensorView>| view.map(|view| self.tensor(view, dtype));
+        Ok([gradients.dq, gradients.dk, gradients.dv].map(tensor))
     }
 
     fn problem(&self, options: ForwardOptions) -> Result<AttentionProblem, AttentionError> {

@@ -124,14 +124,14 @@ pub(crate) fn no_scores<B: Backend>(
 
 /// The type to compute in: f32 unless the inputs are wider. The sums of a softmax over thousands of
 /// keys need it, and some devices can store f16 or bf16 without computing in it.
-fn sum_dtype(dtype: FloatDType) -> FloatDType {
+pub(crate) fn sum_dtype(dtype: FloatDType) -> FloatDType {
     match dtype {
         FloatDType::F64 => FloatDType::F64,
         _ => FloatDType::F32,
     }
 }
 
-fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
+pub(crate) fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
     if tensor.dtype() == dtype.into() {
         return tensor;
     }
@@ -142,7 +142,7 @@ fn cast<B: Backend>(tensor: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B>
 ///
 /// The query heads that share a key head are stacked as its rows, so that key and value are neither
 /// copied nor, in the backward pass, summed apart.
-fn scores<B: Backend>(
+pub(crate) fn scores<B: Backend>(
     query: FloatTensor<B>,
     key: FloatTensor<B>,
     shape: &AttentionShape,
@@ -176,13 +176,17 @@ fn weighted_values<B: Backend>(
     reshape::<B>(out, shape.out())
 }
 
-struct Softmax<B: Backend> {
-    weights: FloatTensor<B>,
-    lse: Option<FloatTensor<B>>,
+pub(crate) struct Softmax<B: Backend> {
+    pub(crate) weights: FloatTensor<B>,
+    pub(crate) lse: Option<FloatTensor<B>>,
 }
 
 /// Softmax over the last dimension; a row of `-∞` gives zeros.
-fn softmax<B: Backend>(scores: FloatTensor<B>, dtype: FloatDType, lse: LseRequest) -> Softmax<B> {
+pub(crate) fn softmax<B: Backend>(
+    scores: FloatTensor<B>,
+    dtype: FloatDType,
+    lse: LseRequest,
+) -> Softmax<B> {
     let bools = get_or_init_device_settings::<B>(&scores.device()).bool_dtype;
     // The maximum cancels out of value and gradient alike. In a row of -∞ it is replaced by a
     // finite number, since -∞ - -∞ is NaN; no sum starts from it.
@@ -207,7 +211,7 @@ fn softmax<B: Backend>(scores: FloatTensor<B>, dtype: FloatDType, lse: LseReques
 }
 
 /// Which scores are dropped, as large as `scores`; `None` when none is.
-fn dropped<B: Backend>(
+pub(crate) fn dropped<B: Backend>(
     mask: Option<BoolTensor<B>>,
     scores: &FloatTensor<B>,
     shape: &AttentionShape,
@@ -261,7 +265,7 @@ fn both<B: Backend>(a: BoolTensor<B>, b: BoolTensor<B>) -> BoolTensor<B> {
 ///
 /// Causality matters besides the mask: a key that the mask shows only to queries before it is
 /// seen by none.
-fn unseen_keys<B: Backend>(
+pub(crate) fn unseen_keys<B: Backend>(
     mask: BoolTensor<B>,
     shape: &AttentionShape,
     causality: Causality,
@@ -293,12 +297,15 @@ fn unseen_keys<B: Backend>(
 
 /// Zeros the rows of a key or value `[batch, num_kv_heads, seqlen_k, dim]` that no query sees.
 /// Their weight is 0 anyway, but `0 * NaN` is not.
-fn zero_keys<B: Backend>(tensor: FloatTensor<B>, unseen: BoolTensor<B>) -> FloatTensor<B> {
+pub(crate) fn zero_keys<B: Backend>(
+    tensor: FloatTensor<B>,
+    unseen: BoolTensor<B>,
+) -> FloatTensor<B> {
     let unseen = B::bool_expand(unseen, tensor.shape());
     B::float_mask_fill(tensor, unseen, 0.0.into())
 }
 
-fn reshape<B: Backend>(tensor: FloatTensor<B>, dims: [usize; 4]) -> FloatTensor<B> {
+pub(crate) fn reshape<B: Backend>(tensor: FloatTensor<B>, dims: [usize; 4]) -> FloatTensor<B> {
     let dims = Shape::new(dims);
     if tensor.shape() == dims {
         return tensor;

@@ -47,6 +47,7 @@ mod backend;
 #[cfg(feature = "cubecl")]
 mod cube;
 mod fallback;
+mod gradient;
 pub mod nn;
 mod options;
 mod report;

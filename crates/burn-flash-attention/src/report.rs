@@ -83,10 +83,7 @@ pub(crate) fn route(
     if options.softcap.is_some() {
         return AttentionReport::composed("the kernels take no softcap yet");
     }
-    if tracked {
-        return AttentionReport::composed("a gradient is asked for and there is no kernel for it");
-    }
-    kernel_route(query, request, options)
+    kernel_route(query, request, options, tracked)
 }
 
 /// Whether a gradient may flow into q, k or v.
@@ -102,7 +99,12 @@ pub(crate) fn is_tracked(_query: &Tensor<4>, _key: &Tensor<4>, _value: &Tensor<4
 }
 
 #[cfg(feature = "cubecl")]
-fn kernel_route(query: &Tensor<4>, request: &Request, options: &FlashOptions) -> AttentionReport {
+fn kernel_route(
+    query: &Tensor<4>,
+    request: &Request,
+    options: &FlashOptions,
+    tracked: bool,
+) -> AttentionReport {
     let device = query.device();
     let Some(client) = client(device.as_dispatch()) else {
         return AttentionReport::composed(no_kernels_for(&device));
@@ -121,14 +123,25 @@ fn kernel_route(query: &Tensor<4>, request: &Request, options: &FlashOptions) ->
         },
         scale: request.scale as f32,
     };
-    match flash_kernels::plan_forward(&client, &problem) {
+    let plan = flash_kernels::plan_forward(&client, &problem).and_then(|plan| {
+        if tracked {
+            flash_kernels::plan_backward(&client, &problem)?;
+        }
+        Ok(plan)
+    });
+    match plan {
         Ok(plan) => AttentionReport::kernel(plan),
         Err(error) => AttentionReport::composed(error.to_string()),
     }
 }
 
 #[cfg(not(feature = "cubecl"))]
-fn kernel_route(query: &Tensor<4>, _request: &Request, _options: &FlashOptions) -> AttentionReport {
+fn kernel_route(
+    query: &Tensor<4>,
+    _request: &Request,
+    _options: &FlashOptions,
+    _tracked: bool,
+) -> AttentionReport {
     AttentionReport::composed(no_kernels_for(&query.device()))
 }
 

@@ -22,9 +22,10 @@ use cubecl_cpp::{
 use half::{bf16, f16};
 
 use crate::{
-    FloatKind, Masking, Plan, UnitKind,
+    FloatKind, Isa, Masking, Pass, Plan, UnitKind,
     kernel::{
-        forward::forward as kernel,
+        backward::{delta, dkv, dq},
+        forward,
         unit::{Cmma, MatrixUnit, Mma, Scalar},
     },
 };
@@ -49,12 +50,12 @@ pub struct Source {
     pub words: Vec<u32>,
 }
 
-/// Generates the forward kernel of `plan` for tensors of `dtype`.
+/// Generates the kernel of `plan` for tensors of `dtype`.
 ///
 /// # Errors
 ///
 /// The compiler's message, or that the plan's unit cannot multiply `dtype`.
-pub fn forward(target: Target, plan: &Plan, dtype: FloatKind) -> Result<Source, String> {
+pub fn kernel(target: Target, plan: &Plan, dtype: FloatKind) -> Result<Source, String> {
     match (plan.unit, dtype) {
         (UnitKind::Scalar, FloatKind::F32) => generate::<Scalar, f32>(target, plan),
         (UnitKind::Scalar, FloatKind::F16) => generate::<Scalar, f16>(target, plan),
@@ -67,42 +68,123 @@ pub fn forward(target: Target, plan: &Plan, dtype: FloatKind) -> Result<Source, 
     }
 }
 
-fn generate<U: MatrixUnit, E: Float>(target: Target, plan: &Plan) -> Result<Source, String> {
-    let settings = KernelSettings::new(
-        *CubeDim::new_1d(plan.threads as u32),
+/// Generates the kernel that reduces dO∘O, for tensors of f16 read in vectors of `width`.
+///
+/// # Errors
+///
+/// The compiler's message.
+pub fn delta(target: Target, isa: Isa, width: usize) -> Result<Source, String> {
+    let kernel = delta::delta::Delta::<f16>::new(
+        settings(delta::THREADS),
+        properties(target),
+        Arc::new(TargetProperties::default()),
+        tensor(),
+        tensor(),
+        buffer(),
+        buffer(),
+        Default::default(),
+        width,
+        isa,
+    );
+    compile(target, kernel.define())
+}
+
+fn settings(threads: usize) -> KernelSettings {
+    KernelSettings::new(
+        *CubeDim::new_1d(threads as u32),
         ExecutionMode::Unchecked,
         AddressType::U32,
-    );
-    let buffer = || BufferCompilationArg { inplace: None };
-    let tensor = || TensorCompilationArg {
+    )
+}
+
+fn buffer() -> BufferCompilationArg {
+    BufferCompilationArg { inplace: None }
+}
+
+fn tensor() -> TensorCompilationArg {
+    TensorCompilationArg {
         meta: TensorMetaCompilationArg {
             len: Default::default(),
             rank: Default::default(),
         },
         buffer: buffer(),
+    }
+}
+
+fn generate<U: MatrixUnit, E: Float>(target: Target, plan: &Plan) -> Result<Source, String> {
+    let settings = settings(plan.threads);
+    let device = properties(target);
+    let target_properties = Arc::new(TargetProperties::default());
+    let mask_type = ElemType::UInt(UIntKind::U32);
+    let kernel = match plan.pass {
+        Pass::Forward => forward::forward::Forward::<U, E>::new(
+            settings,
+            device,
+            target_properties,
+            tensor(),
+            tensor(),
+            tensor(),
+            mask(plan),
+            tensor(),
+            buffer(),
+            Default::default(),
+            Default::default(),
+            plan.load_width,
+            plan.store_width,
+            *plan,
+            mask_type,
+        )
+        .define(),
+        Pass::Dq => dq::dq::Dq::<U, E>::new(
+            settings,
+            device,
+            target_properties,
+            tensor(),
+            tensor(),
+            tensor(),
+            tensor(),
+            buffer(),
+            mask(plan),
+            tensor(),
+            Default::default(),
+            Default::default(),
+            Default::default(),
+            plan.load_width,
+            plan.store_width,
+            *plan,
+            mask_type,
+        )
+        .define(),
+        Pass::Dkv => dkv::dkv::Dkv::<U, E>::new(
+            settings,
+            device,
+            target_properties,
+            tensor(),
+            tensor(),
+            tensor(),
+            tensor(),
+            buffer(),
+            mask(plan),
+            buffer(),
+            Default::default(),
+            Default::default(),
+            Default::default(),
+            Default::default(),
+            plan.load_width,
+            plan.store_width,
+            *plan,
+            mask_type,
+        )
+        .define(),
     };
-    let mask = match plan.masking {
+    compile(target, kernel)
+}
+
+fn mask<M: CubePrimitive>(plan: &Plan) -> ComptimeOptionCompilationArg<OwnedTensor<M>> {
+    match plan.masking {
         Masking::None => ComptimeOptionCompilationArg::None,
         Masking::Dense => ComptimeOptionCompilationArg::Some(tensor()),
-    };
-    let kernel = kernel::Forward::<U, E>::new(
-        settings,
-        properties(target),
-        Arc::new(TargetProperties::default()),
-        tensor(),
-        tensor(),
-        tensor(),
-        mask,
-        tensor(),
-        buffer(),
-        Default::default(),
-        Default::default(),
-        plan.load_width,
-        plan.store_width,
-        *plan,
-        ElemType::UInt(UIntKind::U32),
-    );
-    compile(target, kernel.define())
+    }
 }
 
 fn compile(target: Target, kernel: KernelDefinition) -> Result<Source, String> {

@@ -14,7 +14,10 @@ pub mod problem;
 pub mod select;
 
 pub use error::AttentionError;
-pub use launch::{ForwardOutput, MaskKind, MaskView, TensorView, forward, plan_forward};
-pub use plan::{CopyKind, Isa, Plan, Reduction, TileShape, UnitKind};
+pub use launch::{
+    BackwardInputs, BackwardPlans, ForwardOutput, Gradients, MaskKind, MaskView, TensorView,
+    Wanted, backward, forward, plan_backward, plan_forward,
+};
+pub use plan::{CopyKind, Isa, Pass, Plan, Reduction, TileShape, UnitKind};
 pub use problem::{AttentionProblem, AttentionShape, Causality, FloatKind, Masking};
 pub use select::DeviceClass;

@@ -70,12 +70,23 @@ pub enum ScaleKind {
     Before,
 }
 
+/// Which kernel a plan is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pass {
+    /// Owns queries, walks keys; leaves the output and the log-sum-exp.
+    Forward,
+    /// Owns queries, walks keys; leaves dq.
+    Dq,
+    /// Owns keys, walks the queries of their head group; leaves dk and dv.
+    Dkv,
+}
+
 /// Sizes of the tiles of one cube. All are comptime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TileShape {
-    /// Query rows of a cube.
+    /// Rows of a cube: queries, or keys in [`Pass::Dkv`].
     pub block_m: usize,
-    /// Keys of a step.
+    /// Rows of a step: keys, or queries in [`Pass::Dkv`].
     pub block_n: usize,
     /// `head_dim` rounded up to what the unit multiplies in.
     pub head_pad: usize,
@@ -83,9 +94,11 @@ pub struct TileShape {
     pub val_pad: usize,
 }
 
-/// The comptime configuration of a forward kernel.
+/// The comptime configuration of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Plan {
+    /// Which kernel.
+    pub pass: Pass,
     /// Who multiplies.
     pub unit: UnitKind,
     /// Which instructions are allowed.
@@ -148,33 +161,52 @@ impl Plan {
         self.threads / self.plane_size
     }
 
-    /// Elements of one stage of the K buffer (which V shares under [`ValueBuffer::OfKeys`]).
-    pub const fn key_stage_len(&self) -> usize {
+    /// Elements of one stage of a walked buffer with `cols` columns.
+    pub const fn walked_len(&self, cols: usize) -> usize {
         let cols = match self.values {
-            ValueBuffer::Own => self.tile.head_pad,
+            ValueBuffer::Own => cols,
             ValueBuffer::OfKeys => max(self.tile.head_pad, self.tile.val_pad),
         };
         self.tile.block_n * self.row_stride(cols)
     }
 
-    /// Elements of one stage of the V buffer; none under [`ValueBuffer::OfKeys`].
-    pub const fn value_stage_len(&self) -> usize {
+    /// Elements of both walked buffers, or of the one they share, in one stage.
+    const fn stage_len(&self) -> usize {
         match self.values {
-            ValueBuffer::Own => self.tile.block_n * self.row_stride(self.tile.val_pad),
-            ValueBuffer::OfKeys => 0,
+            ValueBuffer::Own => {
+                self.walked_len(self.tile.head_pad) + self.walked_len(self.tile.val_pad)
+            }
+            ValueBuffer::OfKeys => self.walked_len(self.tile.head_pad),
         }
     }
 
-    /// Elements of the Q buffer.
-    pub const fn query_len(&self) -> usize {
-        self.tile.block_m * self.row_stride(self.tile.head_pad)
+    /// Elements of an owned buffer with `cols` columns.
+    pub const fn owned_len(&self, cols: usize) -> usize {
+        self.tile.block_m * self.row_stride(cols)
+    }
+
+    /// Elements of the owned buffers: Q; Q and dO; K and V.
+    const fn owned_total(&self) -> usize {
+        let head = self.owned_len(self.tile.head_pad);
+        match self.pass {
+            Pass::Forward => head,
+            Pass::Dq | Pass::Dkv => head + self.owned_len(self.tile.val_pad),
+        }
+    }
+
+    /// (log-sum-exp, delta) pairs of the walked queries in shared memory, two stages.
+    pub const fn stats_len(&self) -> usize {
+        match self.pass {
+            Pass::Forward | Pass::Dq => 0,
+            Pass::Dkv => 2 * self.tile.block_n,
+        }
     }
 
     /// Shared memory of a cube in bytes: operands, then what the unit needs for itself.
     pub const fn shared_bytes(&self) -> usize {
-        let stages = self.stages() * (self.key_stage_len() + self.value_stage_len());
-        let operands = (self.query_len() + stages) * self.stage_bytes;
-        operands + self.scratch_bytes()
+        let stages = self.stages() * self.stage_len();
+        let operands = (self.owned_total() + stages) * self.stage_bytes;
+        operands + self.stats_len() * 8 + self.scratch_bytes()
     }
 
     /// Elements of the probabilities in [`UnitKind::Scalar`]'s and [`UnitKind::Cmma`]'s scratch.

@@ -9,7 +9,8 @@ use cubecl::{
 use crate::{
     AttentionError, AttentionProblem, FloatKind,
     plan::{
-        CopyKind, Isa, Plan, QueryOperand, Reduction, ScaleKind, TileShape, UnitKind, ValueBuffer,
+        CopyKind, Isa, Pass, Plan, QueryOperand, Reduction, ScaleKind, TileShape, UnitKind,
+        ValueBuffer,
     },
 };
 
@@ -128,6 +129,7 @@ fn has_cmma(device: &DeviceProperties, element: ElemType) -> bool {
 /// A row of the table. Rows of a unit are tried from the top; the first whose plan the device can
 /// run is taken.
 struct Row {
+    pass: Pass,
     unit: UnitKind,
     isa: Isa,
     copy: CopyKind,
@@ -143,6 +145,7 @@ struct Row {
 }
 
 const fn row(
+    pass: Pass,
     unit: UnitKind,
     isa: Isa,
     max_dim: usize,
@@ -156,6 +159,7 @@ const fn row(
         Isa::Ptx => CopyKind::Async,
     };
     Row {
+        pass,
         unit,
         isa,
         copy,
@@ -170,29 +174,234 @@ const fn row(
 }
 
 use Isa::{Portable, Ptx};
+use Pass::{Dkv, Dq, Forward};
 use QueryOperand::{Reread, Resident};
 use UnitKind::{Cmma, Mma, Scalar};
 use ValueBuffer::{OfKeys, Own};
 
 /// The table. Within a unit: wide devices first, then what fits 48, 32 and 16 KB.
 const TABLE: &[Row] = &[
-    row(Mma, Ptx, 64, [128, 64], [128, 32], Own, Resident),
-    row(Mma, Ptx, 128, [128, 64], [128, 32], Own, Reread),
-    row(Mma, Ptx, 256, [128, 64], [256, 16], Own, Reread),
-    row(Mma, Ptx, 256, [64, 32], [128, 16], Own, Reread),
-    row(Cmma, Portable, 64, [64, 32], [128, 16], Own, Resident),
-    row(Cmma, Portable, 128, [64, 32], [128, 16], Own, Resident),
-    row(Cmma, Portable, 256, [32, 16], [64, 16], OfKeys, Resident),
-    row(Cmma, Portable, 256, [16, 16], [32, 16], OfKeys, Resident),
-    row(Scalar, Ptx, 64, [64, 64], [256, 4], Own, Reread),
-    row(Scalar, Ptx, 128, [64, 32], [256, 4], Own, Reread),
-    row(Scalar, Portable, 256, [64, 64], [256, 4], Own, Reread),
-    row(Scalar, Portable, 256, [64, 32], [128, 4], OfKeys, Reread),
-    row(Scalar, Portable, 256, [32, 32], [64, 4], Own, Reread),
-    row(Scalar, Portable, 256, [32, 32], [64, 4], OfKeys, Reread),
-    row(Scalar, Portable, 256, [32, 16], [64, 4], OfKeys, Reread),
-    row(Scalar, Portable, 256, [16, 8], [32, 4], OfKeys, Reread),
-    row(Scalar, Portable, 256, [4, 8], [8, 4], OfKeys, Reread),
+    row(Forward, Mma, Ptx, 64, [128, 64], [128, 32], Own, Resident),
+    row(Forward, Mma, Ptx, 128, [128, 64], [128, 32], Own, Reread),
+    row(Forward, Mma, Ptx, 256, [128, 64], [256, 16], Own, Reread),
+    row(Forward, Mma, Ptx, 256, [64, 32], [128, 16], Own, Reread),
+    row(
+        Forward,
+        Cmma,
+        Portable,
+        64,
+        [64, 32],
+        [128, 16],
+        Own,
+        Resident,
+    ),
+    row(
+        Forward,
+        Cmma,
+        Portable,
+        128,
+        [64, 32],
+        [128, 16],
+        Own,
+        Resident,
+    ),
+    row(
+        Forward,
+        Cmma,
+        Portable,
+        256,
+        [32, 16],
+        [64, 16],
+        OfKeys,
+        Resident,
+    ),
+    row(
+        Forward,
+        Cmma,
+        Portable,
+        256,
+        [16, 16],
+        [32, 16],
+        OfKeys,
+        Resident,
+    ),
+    row(Forward, Scalar, Ptx, 64, [64, 64], [256, 4], Own, Reread),
+    row(Forward, Scalar, Ptx, 128, [64, 32], [256, 4], Own, Reread),
+    row(
+        Forward,
+        Scalar,
+        Portable,
+        256,
+        [64, 64],
+        [256, 4],
+        Own,
+        Reread,
+    ),
+    row(
+        Forward,
+        Scalar,
+        Portable,
+        256,
+        [64, 32],
+        [128, 4],
+        OfKeys,
+        Reread,
+    ),
+    row(
+        Forward,
+        Scalar,
+        Portable,
+        256,
+        [32, 32],
+        [64, 4],
+        Own,
+        Reread,
+    ),
+    row(
+        Forward,
+        Scalar,
+        Portable,
+        256,
+        [32, 32],
+        [64, 4],
+        OfKeys,
+        Reread,
+    ),
+    row(
+        Forward,
+        Scalar,
+        Portable,
+        256,
+        [32, 16],
+        [64, 4],
+        OfKeys,
+        Reread,
+    ),
+    row(
+        Forward,
+        Scalar,
+        Portable,
+        256,
+        [16, 8],
+        [32, 4],
+        OfKeys,
+        Reread,
+    ),
+    row(
+        Forward,
+        Scalar,
+        Portable,
+        256,
+        [4, 8],
+        [8, 4],
+        OfKeys,
+        Reread,
+    ),
+    row(Dq, Mma, Ptx, 64, [128, 64], [128, 32], Own, Reread),
+    row(Dq, Mma, Ptx, 128, [64, 64], [128, 16], Own, Reread),
+    row(Dq, Mma, Ptx, 256, [64, 32], [128, 16], Own, Reread),
+    row(Dkv, Mma, Ptx, 64, [64, 64], [128, 16], Own, Reread),
+    row(Dkv, Mma, Ptx, 128, [64, 32], [128, 16], Own, Reread),
+    row(Dkv, Mma, Ptx, 256, [64, 16], [128, 16], Own, Reread),
+    row(Dq, Cmma, Portable, 64, [32, 32], [64, 16], OfKeys, Resident),
+    row(
+        Dq,
+        Cmma,
+        Portable,
+        128,
+        [32, 16],
+        [64, 16],
+        OfKeys,
+        Resident,
+    ),
+    row(
+        Dq,
+        Cmma,
+        Portable,
+        256,
+        [16, 16],
+        [32, 16],
+        OfKeys,
+        Resident,
+    ),
+    row(
+        Dkv,
+        Cmma,
+        Portable,
+        64,
+        [32, 32],
+        [64, 16],
+        OfKeys,
+        Resident,
+    ),
+    row(
+        Dkv,
+        Cmma,
+        Portable,
+        128,
+        [32, 16],
+        [64, 16],
+        OfKeys,
+        Resident,
+    ),
+    row(
+        Dkv,
+        Cmma,
+        Portable,
+        256,
+        [16, 16],
+        [32, 16],
+        OfKeys,
+        Resident,
+    ),
+    row(Dq, Scalar, Ptx, 128, [64, 32], [256, 4], Own, Reread),
+    row(
+        Dq,
+        Scalar,
+        Portable,
+        256,
+        [64, 32],
+        [128, 4],
+        OfKeys,
+        Reread,
+    ),
+    row(Dq, Scalar, Portable, 256, [32, 32], [64, 4], OfKeys, Reread),
+    row(Dq, Scalar, Portable, 256, [16, 16], [32, 4], OfKeys, Reread),
+    row(Dq, Scalar, Portable, 256, [8, 8], [16, 4], OfKeys, Reread),
+    row(Dq, Scalar, Portable, 256, [4, 8], [8, 4], OfKeys, Reread),
+    row(Dkv, Scalar, Ptx, 128, [64, 32], [256, 4], Own, Reread),
+    row(
+        Dkv,
+        Scalar,
+        Portable,
+        256,
+        [64, 32],
+        [128, 4],
+        OfKeys,
+        Reread,
+    ),
+    row(
+        Dkv,
+        Scalar,
+        Portable,
+        256,
+        [32, 32],
+        [64, 4],
+        OfKeys,
+        Reread,
+    ),
+    row(
+        Dkv,
+        Scalar,
+        Portable,
+        256,
+        [16, 16],
+        [32, 4],
+        OfKeys,
+        Reread,
+    ),
+    row(Dkv, Scalar, Portable, 256, [8, 8], [16, 4], OfKeys, Reread),
+    row(Dkv, Scalar, Portable, 256, [4, 8], [8, 4], OfKeys, Reread),
 ];
 
 /// Largest head and value size of any plan.
@@ -212,6 +421,7 @@ pub struct Alignment(pub usize);
 pub fn select(
     device: &DeviceClass,
     problem: &AttentionProblem,
+    pass: Pass,
     alignment: Alignment,
 ) -> Result<Plan, AttentionError> {
     for (argument, value) in [
@@ -232,7 +442,7 @@ pub fn select(
     }
     let mut refusal = None;
     for row in TABLE {
-        if !suits(row, device, problem) {
+        if row.pass != pass || !suits(row, device, problem) {
             continue;
         }
         let plan = plan(row, device, problem, alignment);
@@ -266,6 +476,8 @@ fn plan(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Alig
     };
     let across = row.threads * row.rows / row.block_m;
     let (head_step, val_step, width) = match row.unit {
+        // dq and dk are accumulators of head_dim columns.
+        UnitKind::Scalar if row.pass != Forward => (4 * across, 4 * across, 4),
         UnitKind::Scalar => (4, 4 * across, 4),
         UnitKind::Cmma => (16, 16, 4),
         UnitKind::Mma => (16, 16, 8),
@@ -290,6 +502,7 @@ fn plan(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Alig
         .plane_size
         .filter(|size| size.is_power_of_two() && *size >= across);
     Plan {
+        pass: row.pass,
         unit: row.unit,
         isa: device.isa,
         tile: TileShape {
@@ -303,7 +516,7 @@ fn plan(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Alig
         rows: row.rows,
         copy,
         load_width,
-        store_width: widest(shape.val_dim, run.min(device.max_vector)),
+        store_width: store_width(row.pass, problem, run.min(device.max_vector)),
         queries: row.queries,
         reduction: match planes {
             Some(_) => Reduction::Plane,
@@ -318,6 +531,19 @@ fn plan(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Alig
         causality: problem.causality,
         masking: problem.masking,
         stage_bytes,
+    }
+}
+
+/// What divides the columns of every tensor that the pass writes.
+fn store_width(pass: Pass, problem: &AttentionProblem, run: usize) -> usize {
+    let (head, val) = (
+        widest(problem.shape.head_dim, run),
+        widest(problem.shape.val_dim, run),
+    );
+    match pass {
+        Forward => val,
+        Dq => head,
+        Dkv => head.min(val),
     }
 }
 

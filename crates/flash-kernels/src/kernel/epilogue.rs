@@ -1,4 +1,4 @@
-//! What leaves the cube: the output and the log-sum-exp.
+//! What leaves the cube: rows of an accumulator, and the log-sum-exp.
 
 use cubecl::prelude::*;
 
@@ -20,30 +20,67 @@ pub fn store<U: MatrixUnit, E: Float, W: Size>(
     scratch: &mut U::Scratch,
     #[comptime] plan: Plan,
 ) {
-    let part_cols = U::part_cols(plan);
-    let heads = out.shape(1);
-    let seqlen_q = out.shape(2);
-    let val_dim = out.shape(3);
-    let line = (seq.batch * heads + seq.head) * seqlen_q;
+    let val_pad = comptime!(plan.tile.val_pad);
+    let (seqlen_q, val_dim) = (out.shape(2), out.shape(3));
+    let line = (seq.batch * out.shape(1) + seq.head) * seqlen_q + seq.start as usize;
+    let rows = seqlen_q as u32 - seq.start;
+    let frag_rows = U::frag_rows(plan);
+    let mut factor = Array::<f32>::new(frag_rows);
+    let frag = U::read(acc, scratch, 0usize, val_pad, plan);
     #[unroll]
-    for part in 0..comptime!(plan.tile.val_pad / part_cols) {
-        let frag = U::read(acc, part, scratch, plan);
+    for r in 0..frag_rows {
+        factor[r] = softmax.inverse_sum(r);
+        let row = U::row(&frag, r, plan);
+        if row < rows && U::col(&frag, 0usize, plan) == 0u32 {
+            lse[line + row as usize] = softmax.lse(r);
+        }
+    }
+    let first = line * val_dim;
+    let out = out.as_mut_slice();
+    store_rows::<U, E, W>(
+        acc, &factor, out, first, rows, val_dim, scratch, val_pad, plan,
+    );
+}
+
+/// The same factor for each of a unit's rows.
+#[cube]
+pub fn uniform(factor: f32, #[comptime] rows: usize) -> Array<f32> {
+    let mut factors = Array::<f32>::new(rows);
+    #[unroll]
+    for r in 0..rows {
+        factors[r] = factor;
+    }
+    factors
+}
+
+/// `out[first + row·dim + col] = factor[row] · acc[row, col]` for the first `rows` rows and `dim`
+/// columns of the accumulator, of which `cols` exist.
+///
+/// Each unit writes the elements it sees; nothing is synchronised.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub fn store_rows<U: MatrixUnit, E: Float, W: Size>(
+    acc: &U::Acc,
+    factor: &Array<f32>,
+    out: &mut [Vector<E, W>],
+    first: usize,
+    rows: u32,
+    dim: usize,
+    scratch: &mut U::Scratch,
+    #[comptime] cols: usize,
+    #[comptime] plan: Plan,
+) {
+    let part_cols = U::part_cols(cols, plan);
+    #[unroll]
+    for part in 0..comptime!(cols / part_cols) {
+        let frag = U::read(acc, scratch, part, cols, plan);
         #[unroll]
         for r in 0..U::rows(&frag) {
-            let q = (seq.query_start + U::row(&frag, r, plan)) as usize;
-            if q < seqlen_q {
-                store_row::<U, E, W>(
-                    &frag,
-                    softmax.inverse_sum(r),
-                    out,
-                    (line + q) * val_dim,
-                    r,
-                    comptime!(part * part_cols),
-                    plan,
-                );
-                if comptime!(part == 0) && U::col(&frag, 0usize, plan) == 0u32 {
-                    lse[line + q] = softmax.lse(r);
-                }
+            let row = U::row(&frag, r, plan);
+            if row < rows {
+                let line = first + row as usize * dim;
+                let first_col = comptime!(part * part_cols);
+                store_row::<U, E, W>(&frag, factor[r], out, line, dim, r, first_col, plan);
             }
         }
     }
@@ -51,31 +88,32 @@ pub fn store<U: MatrixUnit, E: Float, W: Size>(
 
 /// This unit's part of one row, in vectors as wide as its runs of columns allow.
 #[cube]
+#[allow(clippy::too_many_arguments)]
 fn store_row<U: MatrixUnit, E: Float, W: Size>(
     frag: &U::Frag,
-    inverse_sum: f32,
-    out: &mut Tensor<Vector<E, W>>,
-    row_offset: usize,
+    factor: f32,
+    out: &mut [Vector<E, W>],
+    line: usize,
+    dim: usize,
     #[comptime] r: usize,
     #[comptime] first_col: usize,
     #[comptime] plan: Plan,
 ) {
-    let width = out.vector_size();
-    let val_dim = out.shape(3);
+    let width = comptime!(plan.store_width);
     let cols = U::cols(frag);
     #[unroll]
     for i in 0..comptime!(cols / width) {
         let col = U::col(frag, comptime!(i * width), plan) as usize + first_col;
-        if col < val_dim {
+        if col < dim {
             let mut value = Vector::<E, W>::empty();
             #[unroll]
             for e in 0..width {
                 value.insert(
                     e,
-                    E::cast_from(U::get(frag, r, comptime!(i * width + e)) * inverse_sum),
+                    E::cast_from(U::get(frag, r, comptime!(i * width + e)) * factor),
                 );
             }
-            out[(row_offset + col) / width] = value;
+            out[(line + col) / width] = value;
         }
     }
 }

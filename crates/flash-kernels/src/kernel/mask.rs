@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::{math::neg_infinity, seq::Seq, unit::MatrixUnit};
+use super::unit::MatrixUnit;
 use crate::{Causality, Masking, plan::Plan};
 
 /// Key tiles of a query tile: `[begin, inner_end)` need no mask, `[inner_end, end)` do.
@@ -13,6 +13,17 @@ pub struct KeyRange {
     pub begin: u32,
     /// First tile that needs masking.
     pub inner_end: u32,
+    /// One past the last tile.
+    pub end: u32,
+}
+
+/// Query tiles of a key tile: `[begin, inner_begin)` need a mask, `[inner_begin, end)` do not.
+#[derive(CubeType, Clone, Copy)]
+pub struct QueryRange {
+    /// First tile.
+    pub begin: u32,
+    /// First tile that needs no masking.
+    pub inner_begin: u32,
     /// One past the last tile.
     pub end: u32,
 }
@@ -38,19 +49,20 @@ pub struct DenseMask<M: Int> {
 
 #[cube]
 impl<M: Int> Mask<M> {
-    /// The mask of `seq` in `dense` `[batch, heads, seqlen_q, seqlen_k]`.
+    /// The mask of query head `head` in `dense` `[batch, heads, seqlen_q, seqlen_k]`.
     pub fn new(
         seqlen_q: u32,
         seqlen_k: u32,
         dense: &ComptimeOption<OwnedTensor<M>>,
-        seq: &Seq,
+        batch: usize,
+        head: usize,
         #[comptime] causality: Causality,
     ) -> Mask<M> {
         #[comptime]
         let dense = match dense {
             ComptimeOption::Some(buffer) => ComptimeOption::new_Some(DenseMask::<M> {
                 buffer: buffer.clone(),
-                offset: seq.batch * buffer.stride(0) + seq.head * buffer.stride(1),
+                offset: batch * buffer.stride(0) + head * buffer.stride(1),
                 row_stride: buffer.stride(2),
                 col_stride: buffer.stride(3),
             }),
@@ -113,19 +125,46 @@ impl<M: Int> Mask<M> {
         }
     }
 
-    /// `s = -inf` wherever the query does not see the key. A NaN there is dropped with it.
+    /// Query tiles that see any of the keys `[key_start, key_start + block_m)`.
+    pub fn q_range(&self, key_start: u32, #[comptime] plan: Plan) -> QueryRange {
+        let block_n = comptime!(plan.tile.block_n as u32);
+        let end = self.seqlen_q.div_ceil(block_n);
+        let mut begin = 0u32.runtime();
+        let mut inner_begin = 0u32.runtime();
+        if comptime!(self.causality == Causality::Causal) {
+            let last = min(
+                key_start + comptime!(plan.tile.block_m as u32),
+                self.seqlen_k,
+            );
+            begin = saturating(key_start + self.seqlen_q, self.seqlen_k) / block_n;
+            // The first query that sees every key of the tile.
+            let all = saturating(last + self.seqlen_q, self.seqlen_k + 1u32);
+            inner_begin = all.div_ceil(block_n);
+        }
+        if comptime!(plan.masking == Masking::Dense) {
+            inner_begin = end;
+        }
+        QueryRange {
+            begin: min(begin, end),
+            inner_begin: min(inner_begin, end),
+            end,
+        }
+    }
+
+    /// `s = dropped` wherever the query does not see the key. A NaN there is dropped with it.
     ///
-    /// Shapes: `s` `[rows, cols]` of this unit, whose tile begins at (`query_start`, `key_start`).
+    /// Shapes: `s` `[rows, cols]` of this unit, rows being queries from `query_start` and columns
+    /// keys from `key_start`.
     pub fn apply<U: MatrixUnit>(
         &self,
         s: &mut U::Frag,
         query_start: u32,
         key_start: u32,
+        dropped: f32,
         #[comptime] plan: Plan,
     ) {
         let rows = U::rows(&*s);
         let cols = U::cols(&*s);
-        let dropped = neg_infinity(comptime!(plan.isa));
         #[unroll]
         for r in 0..rows {
             let q = query_start + U::row(&*s, r, plan);
@@ -136,6 +175,52 @@ impl<M: Int> Mask<M> {
                 U::set(s, r, c, x);
             }
         }
+    }
+
+    /// [`Self::apply`] where rows are keys and columns queries.
+    pub fn apply_transposed<U: MatrixUnit>(
+        &self,
+        s: &mut U::Frag,
+        query_start: u32,
+        key_start: u32,
+        dropped: f32,
+        #[comptime] plan: Plan,
+    ) {
+        let rows = U::rows(&*s);
+        let cols = U::cols(&*s);
+        #[unroll]
+        for r in 0..rows {
+            let k = key_start + U::row(&*s, r, plan);
+            #[unroll]
+            for c in 0..cols {
+                let q = query_start + U::col(&*s, c, plan);
+                let x = select(self.keep(q, k), U::get(&*s, r, c), dropped);
+                U::set(s, r, c, x);
+            }
+        }
+    }
+}
+
+/// The phases of a walk over keys: inner steps first, then those that need a mask.
+#[cube]
+pub fn phase_range(begin: u32, inner_end: u32, end: u32, #[comptime] phase: u32) -> (u32, u32) {
+    // More queries than keys can leave nothing to walk, and less than one inner tile.
+    let inner = min(inner_end, end);
+    if comptime!(phase == 0) {
+        (begin, inner)
+    } else {
+        (inner, end)
+    }
+}
+
+/// The phases of a walk over queries: those that need a mask first, then inner steps.
+#[cube]
+pub fn query_phase(begin: u32, inner_begin: u32, end: u32, #[comptime] phase: u32) -> (u32, u32) {
+    let inner = max(inner_begin, begin);
+    if comptime!(phase == 0) {
+        (begin, inner)
+    } else {
+        (inner, end)
     }
 }
 

@@ -4,6 +4,7 @@
 // The `cube` macros generate public items beside each function and type, without docs.
 #![allow(missing_docs)]
 
+pub mod backward;
 pub mod epilogue;
 pub mod forward;
 pub mod mask;

@@ -1,4 +1,4 @@
-//! K and V on their way into shared memory, one step ahead where the device can.
+//! What a cube walks, on its way into shared memory: one step ahead where the device can.
 
 use cubecl::prelude::*;
 
@@ -9,110 +9,121 @@ use super::{
 };
 use crate::plan::{CopyKind, Plan, ValueBuffer};
 
-/// The tiles of one head's keys and values.
+/// The tiles of two tensors that are walked together (K and V, or Q and dO).
 ///
-/// Under [`CopyKind::Async`] there are two stages: [`Self::keys`] waits for this step's tiles and
+/// Under [`CopyKind::Async`] there are two stages: [`Self::first`] waits for this step's tiles and
 /// sends off the next one's. Under [`CopyKind::Vector`] there is one and the loads are made when
-/// the tile is asked for.
+/// the tile is asked for. Under [`ValueBuffer::OfKeys`] the two share a buffer.
 #[derive(CubeType)]
 pub struct Pipeline<U: MatrixUnit> {
-    keys: Shared<[Vector<U::Stage, U::Width>]>,
-    values: Shared<[Vector<U::Stage, U::Width>]>,
-    k_rows: Rows,
-    v_rows: Rows,
+    one: Shared<[Vector<U::Stage, U::Width>]>,
+    two: Shared<[Vector<U::Stage, U::Width>]>,
+    one_rows: Rows,
+    two_rows: Rows,
+    #[cube(comptime)]
+    one_cols: usize,
+    #[cube(comptime)]
+    two_cols: usize,
 }
 
 #[cube]
 impl<U: MatrixUnit> Pipeline<U> {
-    /// Allocates the stages.
-    pub fn new(k_rows: Rows, v_rows: Rows, #[comptime] plan: Plan) -> Pipeline<U> {
-        let width = comptime!(<U::Width as Size>::value());
-        let keys = Shared::<[Vector<U::Stage, U::Width>]>::new_aligned_slice(
-            comptime!(plan.stages() * plan.key_stage_len() / width),
-            16usize,
-        );
-        let values = if comptime!(plan.values == ValueBuffer::Own) {
-            Shared::<[Vector<U::Stage, U::Width>]>::new_aligned_slice(
-                comptime!(plan.stages() * plan.value_stage_len() / width),
-                16usize,
-            )
+    /// Allocates the stages for tensors of `one_cols` and `two_cols` (padded) columns.
+    pub fn new(
+        one_rows: Rows,
+        two_rows: Rows,
+        #[comptime] one_cols: usize,
+        #[comptime] two_cols: usize,
+        #[comptime] plan: Plan,
+    ) -> Pipeline<U> {
+        let one = stages::<U>(one_cols, plan);
+        let two = if comptime!(plan.values == ValueBuffer::Own) {
+            stages::<U>(two_cols, plan)
         } else {
-            keys.clone()
+            one.clone()
         };
         Pipeline::<U> {
-            keys,
-            values,
-            k_rows,
-            v_rows,
+            one,
+            two,
+            one_rows,
+            two_rows,
+            one_cols,
+            two_cols,
         }
     }
 
-    fn key_tile(&self, step: u32, #[comptime] plan: Plan) -> SharedTile<U::Stage, U::Width> {
-        let width = comptime!(<U::Width as Size>::value());
-        SharedTile::<U::Stage, U::Width> {
-            data: self.keys.clone(),
-            base: stage(step, plan) * comptime!(plan.key_stage_len() / width),
-            stride: comptime!(plan.row_stride(plan.tile.head_pad) / width),
+    /// The same stages over other rows. No unit may still read a tile.
+    pub fn toward(&self, one_rows: Rows, two_rows: Rows) -> Pipeline<U> {
+        Pipeline::<U> {
+            one: self.one.clone(),
+            two: self.two.clone(),
+            one_rows,
+            two_rows,
+            one_cols: comptime!(self.one_cols),
+            two_cols: comptime!(self.two_cols),
         }
     }
 
-    fn value_tile(&self, step: u32, #[comptime] plan: Plan) -> SharedTile<U::Stage, U::Width> {
-        let width = comptime!(<U::Width as Size>::value());
-        let len = comptime!(match plan.values {
-            ValueBuffer::Own => plan.value_stage_len(),
-            ValueBuffer::OfKeys => plan.key_stage_len(),
-        });
-        SharedTile::<U::Stage, U::Width> {
-            data: self.values.clone(),
-            base: stage(step, plan) * comptime!(len / width),
-            stride: comptime!(plan.row_stride(plan.tile.val_pad) / width),
-        }
-    }
-
-    fn load_keys<E: Float, W: Size>(
+    fn load_one<E: Float, W: Size>(
         &self,
-        k: &Tensor<Vector<E, W>>,
+        src: &Tensor<Vector<E, W>>,
         step: u32,
         #[comptime] plan: Plan,
     ) {
-        let mut tile = self.key_tile(step, plan);
+        let cols = comptime!(self.one_cols);
+        let mut tile = tile_of::<U>(&self.one, step, cols, plan);
         let first = step * comptime!(plan.tile.block_n as u32);
-        let (rows, cols) = comptime!((plan.tile.block_n, plan.tile.head_pad));
-        load_tile(k, &self.k_rows, &mut tile, first, rows, cols, plan);
+        load_tile(
+            src,
+            &self.one_rows,
+            &mut tile,
+            first,
+            comptime!(plan.tile.block_n),
+            cols,
+            plan,
+        );
     }
 
-    fn load_values<E: Float, W: Size>(
+    fn load_two<E: Float, W: Size>(
         &self,
-        v: &Tensor<Vector<E, W>>,
+        src: &Tensor<Vector<E, W>>,
         step: u32,
         #[comptime] plan: Plan,
     ) {
-        let mut tile = self.value_tile(step, plan);
+        let cols = comptime!(self.two_cols);
+        let mut tile = tile_of::<U>(&self.two, step, cols, plan);
         let first = step * comptime!(plan.tile.block_n as u32);
-        let (rows, cols) = comptime!((plan.tile.block_n, plan.tile.val_pad));
-        load_tile(v, &self.v_rows, &mut tile, first, rows, cols, plan);
+        load_tile(
+            src,
+            &self.two_rows,
+            &mut tile,
+            first,
+            comptime!(plan.tile.block_n),
+            cols,
+            plan,
+        );
     }
 
     /// Sends off the tiles of `step`, the first one, behind whatever was issued before.
     pub fn start<E: Float, W: Size>(
         &self,
-        k: &Tensor<Vector<E, W>>,
-        v: &Tensor<Vector<E, W>>,
+        one: &Tensor<Vector<E, W>>,
+        two: &Tensor<Vector<E, W>>,
         step: u32,
         #[comptime] plan: Plan,
     ) {
         if comptime!(plan.copy == CopyKind::Async) {
-            self.load_keys(k, step, plan);
-            self.load_values(v, step, plan);
+            self.load_one(one, step, plan);
+            self.load_two(two, step, plan);
             ptx::copy_commit();
         }
     }
 
-    /// K's tile of `step`, visible to the cube. All units have left the step before.
-    pub fn keys<E: Float, W: Size>(
+    /// The first tensor's tile of `step`, visible to the cube. All units have left the step before.
+    pub fn first<E: Float, W: Size>(
         &self,
-        k: &Tensor<Vector<E, W>>,
-        v: &Tensor<Vector<E, W>>,
+        one: &Tensor<Vector<E, W>>,
+        two: &Tensor<Vector<E, W>>,
         step: u32,
         end: u32,
         #[comptime] plan: Plan,
@@ -122,36 +133,53 @@ impl<U: MatrixUnit> Pipeline<U> {
             // Every unit's copies have landed, and no unit reads the other stage any more.
             sync_cube();
             if step + 1u32 < end {
-                self.load_keys(k, step + 1u32, plan);
-                self.load_values(v, step + 1u32, plan);
+                self.load_one(one, step + 1u32, plan);
+                self.load_two(two, step + 1u32, plan);
             }
             ptx::copy_commit();
         } else {
-            self.load_keys(k, step, plan);
+            self.load_one(one, step, plan);
             if comptime!(plan.values == ValueBuffer::Own) {
-                self.load_values(v, step, plan);
+                self.load_two(two, step, plan);
             }
             // The tiles were written by other units than those that read them.
             sync_cube();
         }
-        self.key_tile(step, plan)
+        tile_of::<U>(&self.one, step, comptime!(self.one_cols), plan)
     }
 
-    /// V's tile of `step`, visible to the cube; K's is gone if the two share a buffer.
-    pub fn values<E: Float, W: Size>(
+    /// The second tensor's tile, visible to the cube; the first's is gone if they share a buffer.
+    pub fn second<E: Float, W: Size>(
         &self,
-        v: &Tensor<Vector<E, W>>,
+        two: &Tensor<Vector<E, W>>,
         step: u32,
         #[comptime] plan: Plan,
     ) -> SharedTile<U::Stage, U::Width> {
         if comptime!(plan.values == ValueBuffer::OfKeys) {
-            // No unit may still read K, over which V is written.
+            // No unit may still read the tile that is overwritten.
             sync_cube();
-            self.load_values(v, step, plan);
-            // V was written by other units than those that read it.
+            self.load_two(two, step, plan);
+            // The tile was written by other units than those that read it.
             sync_cube();
         }
-        self.value_tile(step, plan)
+        tile_of::<U>(&self.two, step, comptime!(self.two_cols), plan)
+    }
+
+    /// The first tensor's tile once more, after [`Self::second`].
+    pub fn again<E: Float, W: Size>(
+        &self,
+        one: &Tensor<Vector<E, W>>,
+        step: u32,
+        #[comptime] plan: Plan,
+    ) -> SharedTile<U::Stage, U::Width> {
+        if comptime!(plan.values == ValueBuffer::OfKeys) {
+            // No unit may still read the tile that is overwritten.
+            sync_cube();
+            self.load_one(one, step, plan);
+            // The tile was written by other units than those that read it.
+            sync_cube();
+        }
+        tile_of::<U>(&self.one, step, comptime!(self.one_cols), plan)
     }
 
     /// Ends a step: with a single stage, no unit may still read what the next one overwrites.
@@ -163,12 +191,35 @@ impl<U: MatrixUnit> Pipeline<U> {
     }
 }
 
-/// Stage of a step: steps alternate between two, or share one.
 #[cube]
-fn stage(step: u32, #[comptime] plan: Plan) -> usize {
-    if comptime!(plan.stages() == 1) {
+fn stages<U: MatrixUnit>(
+    #[comptime] cols: usize,
+    #[comptime] plan: Plan,
+) -> Shared<[Vector<U::Stage, U::Width>]> {
+    let width = comptime!(<U::Width as Size>::value());
+    Shared::<[Vector<U::Stage, U::Width>]>::new_aligned_slice(
+        comptime!(plan.stages() * plan.walked_len(cols) / width),
+        16usize,
+    )
+}
+
+/// The tile of `step`: steps alternate between two stages, or share one.
+#[cube]
+fn tile_of<U: MatrixUnit>(
+    data: &Shared<[Vector<U::Stage, U::Width>]>,
+    step: u32,
+    #[comptime] cols: usize,
+    #[comptime] plan: Plan,
+) -> SharedTile<U::Stage, U::Width> {
+    let width = comptime!(<U::Width as Size>::value());
+    let base = if comptime!(plan.stages() == 1) {
         0usize.runtime()
     } else {
-        (step % comptime!(plan.stages() as u32)) as usize
+        (step % comptime!(plan.stages() as u32)) as usize * comptime!(plan.walked_len(cols) / width)
+    };
+    SharedTile::<U::Stage, U::Width> {
+        data: data.clone(),
+        base,
+        stride: comptime!(plan.row_stride(cols) / width),
     }
 }

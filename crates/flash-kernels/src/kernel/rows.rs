@@ -4,6 +4,7 @@ use cubecl::prelude::*;
 
 /// The rows `[seqlen, dim]` of one head of one batch entry, by strides in elements.
 #[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
 pub struct Rows {
     /// First element.
     pub offset: usize,
@@ -34,5 +35,11 @@ impl Rows {
 /// Key head of a query head: consecutive query heads share one.
 #[cube]
 pub fn key_head(head: usize, num_heads: usize, num_kv_heads: usize) -> usize {
-    head / (num_heads / num_kv_heads)
+    head / group_size(num_heads, num_kv_heads)
+}
+
+/// Query heads of a key head.
+#[cube]
+pub fn group_size(num_heads: usize, num_kv_heads: usize) -> usize {
+    num_heads / num_kv_heads
 }

@@ -4,15 +4,15 @@ use cubecl::prelude::*;
 
 use crate::Causality;
 
-/// One query tile of one head.
+/// One tile of the rows of one head.
 #[derive(CubeType, Clone, Copy)]
 pub struct Seq {
     /// Batch index.
     pub batch: usize,
-    /// Query head.
+    /// Query head, or key head of [`Self::locate_keys`].
     pub head: usize,
-    /// First query of the tile.
-    pub query_start: u32,
+    /// First row of the tile: a query, or a key of [`Self::locate_keys`].
+    pub start: u32,
 }
 
 /// Position of this cube in the order of launch. The grid is two-dimensional because WGPU
@@ -23,9 +23,9 @@ pub fn position() -> u32 {
 }
 
 impl Seq {
-    /// Cubes that a forward launch needs: one per query tile of each head.
-    pub fn count(batch: usize, heads: usize, seqlen_q: usize, block_m: usize) -> usize {
-        batch * heads * seqlen_q.div_ceil(block_m)
+    /// Cubes that a launch needs: one per tile of owned rows of each head.
+    pub fn count(batch: usize, heads: usize, seqlen: usize, block_m: usize) -> usize {
+        batch * heads * seqlen.div_ceil(block_m)
     }
 }
 
@@ -51,7 +51,19 @@ impl Seq {
         Seq {
             batch: line / heads,
             head: line % heads,
-            query_start: tile * comptime!(block_m as u32),
+            start: tile * comptime!(block_m as u32),
         }
+    }
+
+    /// Tiles of keys of a key head. The first tile has the most queries under a causal mask, and
+    /// comes first anyway.
+    pub fn locate_keys(
+        position: u32,
+        kv_heads: usize,
+        seqlen_k: u32,
+        #[comptime] block_m: usize,
+    ) -> Seq {
+        let full = comptime!(Causality::Full);
+        Seq::locate(position, kv_heads, seqlen_k, block_m, full)
     }
 }

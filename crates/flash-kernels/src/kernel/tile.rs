@@ -2,7 +2,10 @@
 
 use cubecl::prelude::*;
 
-use super::{rows::Rows, unit::ptx};
+use super::{
+    rows::Rows,
+    unit::{MatrixUnit, ptx},
+};
 use crate::plan::{CopyKind, Plan};
 
 /// Row-major tile in shared memory: row `r` begins at `base + r·stride` (in vectors of `V`).
@@ -101,4 +104,49 @@ fn gather<E: Float, W: Size, S: Float, V: Size>(
         }
     }
     value
+}
+
+/// Sends the rows `[first, first + block_m)`, which the cube owns, to shared memory of their own.
+/// Visible after [`own_wait`].
+#[cube]
+pub fn own<U: MatrixUnit, E: Float, W: Size>(
+    src: &Tensor<Vector<E, W>>,
+    rows: &Rows,
+    first: u32,
+    #[comptime] cols: usize,
+    #[comptime] plan: Plan,
+) -> SharedTile<U::Stage, U::Width> {
+    let width = comptime!(<U::Width as Size>::value());
+    let mut tile = SharedTile::<U::Stage, U::Width> {
+        data: Shared::<[Vector<U::Stage, U::Width>]>::new_aligned_slice(
+            comptime!(plan.owned_len(cols) / width),
+            16usize,
+        ),
+        base: 0usize.runtime(),
+        stride: comptime!(plan.row_stride(cols) / width),
+    };
+    load_tile(
+        src,
+        rows,
+        &mut tile,
+        first,
+        comptime!(plan.tile.block_m),
+        cols,
+        plan,
+    );
+    if comptime!(plan.copy == CopyKind::Async) {
+        ptx::copy_commit();
+    }
+    tile
+}
+
+/// Makes the tiles of [`own`] visible to the cube, while the first step's may still travel.
+#[cube]
+pub fn own_wait(#[comptime] plan: Plan) {
+    if comptime!(plan.copy == CopyKind::Async) {
+        // All groups but the first step's.
+        ptx::copy_wait(1u32);
+    }
+    // The tiles were written by other units than those that read them.
+    sync_cube();
 }

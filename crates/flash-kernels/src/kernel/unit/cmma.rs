@@ -43,13 +43,17 @@ impl<E: Float> MatrixUnit for Cmma<E> {
         }
     }
 
-    fn left(tile: &SharedTile<E, Const<4>>, #[comptime] plan: Plan) -> CmmaLeft<E> {
+    fn left(
+        tile: &SharedTile<E, Const<4>>,
+        #[comptime] depth: usize,
+        #[comptime] plan: Plan,
+    ) -> CmmaLeft<E> {
         let mut cells = Sequence::<Matrix<E>>::new();
         let first = tile.base + plane_row(plan) as usize * comptime!(tile.stride);
         #[unroll]
         for m in 0..comptime!(plan.rows / 16) {
             #[unroll]
-            for k in 0..comptime!(plan.tile.head_pad / 16) {
+            for k in 0..comptime!(depth / 16) {
                 let at = first + comptime!(16 * m * tile.stride + 4 * k);
                 cells.push(operand::<E>(
                     &tile.data,
@@ -67,9 +71,10 @@ impl<E: Float> MatrixUnit for Cmma<E> {
         a: &CmmaLeft<E>,
         b: &SharedTile<E, Const<4>>,
         scratch: &mut CmmaScratch<E>,
+        #[comptime] depth: usize,
         #[comptime] plan: Plan,
     ) -> CmmaFrag {
-        let k_tiles = comptime!(plan.tile.head_pad / 16);
+        let k_tiles = comptime!(depth / 16);
         #[unroll]
         for n in 0..comptime!(plan.tile.block_n / 16) {
             let mut sums = Sequence::<Matrix<f32>>::new();
@@ -125,13 +130,18 @@ impl<E: Float> MatrixUnit for Cmma<E> {
         sync_plane();
     }
 
-    fn zero(#[comptime] plan: Plan) -> CmmaAcc {
+    fn reuse(#[comptime] _plan: Plan) {
+        // The plane may still be loading the probabilities that its lanes overwrite.
+        sync_plane();
+    }
+
+    fn zero(#[comptime] cols: usize, #[comptime] plan: Plan) -> CmmaAcc {
         let mut cells = Sequence::<Matrix<f32>>::new();
         #[unroll]
-        for _i in 0..comptime!(plan.rows / 16 * plan.tile.val_pad / 16) {
+        for _i in 0..comptime!(plan.rows / 16 * cols / 16) {
             cells.push(accumulator());
         }
-        CmmaAcc { cells }
+        CmmaAcc { cells, cols }
     }
 
     fn accumulate(
@@ -141,7 +151,7 @@ impl<E: Float> MatrixUnit for Cmma<E> {
         scratch: &mut CmmaScratch<E>,
         #[comptime] plan: Plan,
     ) {
-        let n_tiles = comptime!(plan.tile.val_pad / 16);
+        let n_tiles = comptime!(acc.cols / 16);
         let stride = comptime!(plan.row_stride(plan.tile.block_n));
         let first = plane_row(plan) as usize * comptime!(stride / 4);
         #[unroll]
@@ -187,14 +197,14 @@ impl<E: Float> MatrixUnit for Cmma<E> {
         if plane_any(stale) {
             let lane_part = (lane(plan) % comptime!(parts(plan) as u32)) as usize;
             #[unroll]
-            for part in 0..comptime!(plan.tile.val_pad / part_width(plan)) {
+            for part in 0..comptime!(acc.cols / part_width(acc.cols, plan)) {
                 show_part(&*acc, scratch, part, plan);
                 #[unroll]
                 for r in 0..comptime!(lane_rows(plan)) {
                     let line =
                         lane_row(r, plan) as usize * comptime!(score_stride(plan) / 4) + lane_part;
                     #[unroll]
-                    for g in 0..comptime!(part_width(plan) / 4 / parts(plan)) {
+                    for g in 0..comptime!(part_width(acc.cols, plan) / 4 / parts(plan)) {
                         let at = line + comptime!(g * parts(plan));
                         scratch.scores[at] =
                             scratch.scores[at] * Vector::<f32, Const<4>>::new(alpha[r]);
@@ -205,18 +215,19 @@ impl<E: Float> MatrixUnit for Cmma<E> {
         }
     }
 
-    fn part_cols(#[comptime] plan: Plan) -> comptime_type!(usize) {
-        comptime!(part_width(plan))
+    fn part_cols(#[comptime] cols: usize, #[comptime] plan: Plan) -> comptime_type!(usize) {
+        comptime!(part_width(cols, plan))
     }
 
     fn read(
         acc: &CmmaAcc,
-        #[comptime] part: usize,
         scratch: &mut CmmaScratch<E>,
+        #[comptime] part: usize,
+        #[comptime] cols: usize,
         #[comptime] plan: Plan,
     ) -> CmmaFrag {
         show_part(acc, scratch, part, plan);
-        visible(&*scratch, comptime!(part_width(plan)), plan)
+        visible(&*scratch, comptime!(part_width(cols, plan)), plan)
     }
 
     fn frag_rows(#[comptime] plan: Plan) -> comptime_type!(usize) {

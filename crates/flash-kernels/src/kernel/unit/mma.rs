@@ -136,13 +136,14 @@ fn left_block<E: HalfFloat>(
     a: &MmaLeft,
     #[comptime] m: usize,
     #[comptime] k: usize,
+    #[comptime] depth: usize,
     #[comptime] plan: Plan,
 ) -> Vector<u32, Const<4>> {
-    let k_tiles = comptime!(plan.tile.head_pad / 16);
+    let k_tiles = comptime!(depth / 16);
     if comptime!(plan.queries == QueryOperand::Resident) {
         a.cells[comptime!(m * k_tiles + k)]
     } else {
-        let stride = comptime!(plan.row_stride(plan.tile.head_pad) / 8);
+        let stride = comptime!(plan.row_stride(depth) / 8);
         ptx::ldmatrix(a.address, comptime!(block_offset(16 * m, 16 * k, stride)))
     }
 }
@@ -159,10 +160,14 @@ impl<E: HalfFloat> MatrixUnit for Mma<E> {
 
     fn scratch(#[comptime] _plan: Plan) {}
 
-    fn left(tile: &SharedTile<E, Const<8>>, #[comptime] plan: Plan) -> MmaLeft {
+    fn left(
+        tile: &SharedTile<E, Const<8>>,
+        #[comptime] depth: usize,
+        #[comptime] plan: Plan,
+    ) -> MmaLeft {
         let address = row_first(tile, plane_row(plan));
         let m_tiles = comptime!(plan.rows / 16);
-        let k_tiles = comptime!(plan.tile.head_pad / 16);
+        let k_tiles = comptime!(depth / 16);
         let resident = comptime!(plan.queries == QueryOperand::Resident);
         let len = comptime!(if resident { m_tiles * k_tiles } else { 1 });
         let mut cells = Array::<Vector<u32, Const<4>>>::new(len);
@@ -183,6 +188,7 @@ impl<E: HalfFloat> MatrixUnit for Mma<E> {
         a: &MmaLeft,
         b: &SharedTile<E, Const<8>>,
         _scratch: &mut (),
+        #[comptime] depth: usize,
         #[comptime] plan: Plan,
     ) -> MmaFrag {
         let m_tiles = comptime!(plan.rows / 16);
@@ -190,11 +196,11 @@ impl<E: HalfFloat> MatrixUnit for Mma<E> {
         let mut frag = zeros(m_tiles, n_tiles);
         let address = col_first(b);
         #[unroll]
-        for k in 0..comptime!(plan.tile.head_pad / 16) {
+        for k in 0..comptime!(depth / 16) {
             let mut left = Array::<Vector<u32, Const<4>>>::new(m_tiles);
             #[unroll]
             for m in 0..m_tiles {
-                left[m] = left_block::<E>(a, m, k, plan);
+                left[m] = left_block::<E>(a, m, k, depth, plan);
             }
             #[unroll]
             for pair in 0..comptime!(n_tiles / 2) {
@@ -231,8 +237,10 @@ impl<E: HalfFloat> MatrixUnit for Mma<E> {
         MmaHeld { cells }
     }
 
-    fn zero(#[comptime] plan: Plan) -> MmaFrag {
-        zeros(comptime!(plan.rows / 16), comptime!(plan.tile.val_pad / 8))
+    fn reuse(#[comptime] _plan: Plan) {}
+
+    fn zero(#[comptime] cols: usize, #[comptime] plan: Plan) -> MmaFrag {
+        zeros(comptime!(plan.rows / 16), comptime!(cols / 8))
     }
 
     fn accumulate(
@@ -284,14 +292,15 @@ impl<E: HalfFloat> MatrixUnit for Mma<E> {
         }
     }
 
-    fn part_cols(#[comptime] plan: Plan) -> comptime_type!(usize) {
-        comptime!(plan.tile.val_pad)
+    fn part_cols(#[comptime] cols: usize, #[comptime] _plan: Plan) -> comptime_type!(usize) {
+        cols
     }
 
     fn read(
         acc: &MmaFrag,
-        #[comptime] _part: usize,
         _scratch: &mut (),
+        #[comptime] _part: usize,
+        #[comptime] _cols: usize,
         #[comptime] _plan: Plan,
     ) -> MmaFrag {
         let (m_tiles, n_tiles) = comptime!((acc.m_tiles, acc.n_tiles));

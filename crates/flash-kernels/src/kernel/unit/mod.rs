@@ -33,7 +33,7 @@ pub trait MatrixUnit: Send + Sync + 'static {
     type Held: CubeType;
     /// A product as the units see it.
     type Frag: CubeType;
-    /// A running sum of products, `[block_m, val_pad]`.
+    /// A running sum of products, `[block_m, cols]`.
     type Acc: CubeType;
     /// Shared memory of the unit's own.
     type Scratch: CubeType;
@@ -41,25 +41,34 @@ pub trait MatrixUnit: Send + Sync + 'static {
     /// Allocates the scratch, once per kernel.
     fn scratch(#[comptime] plan: Plan) -> Self::Scratch;
 
-    /// Reads (or keeps a reference to) the left operand `[block_m, head_pad]`. The tile must be
+    /// Reads (or keeps a reference to) the left operand `[block_m, depth]`. The tile must be
     /// visible to the cube and stay unchanged as long as the operand is used.
-    fn left(tile: &SharedTile<Self::Stage, Self::Width>, #[comptime] plan: Plan) -> Self::Left;
+    fn left(
+        tile: &SharedTile<Self::Stage, Self::Width>,
+        #[comptime] depth: usize,
+        #[comptime] plan: Plan,
+    ) -> Self::Left;
 
-    /// `s = a·bᵀ`: `a` `[block_m, head_pad]`, `b` `[block_n, head_pad]`, `s` `[block_m, block_n]`.
+    /// `s = a·bᵀ`: `a` `[block_m, depth]`, `b` `[block_n, depth]`, `s` `[block_m, block_n]`.
     fn product(
         a: &Self::Left,
         b: &SharedTile<Self::Stage, Self::Width>,
         scratch: &mut Self::Scratch,
+        #[comptime] depth: usize,
         #[comptime] plan: Plan,
     ) -> Self::Frag;
 
     /// Turns a product `[block_m, block_n]` into a left operand, rounded to [`Self::Stage`].
     fn hold(frag: &Self::Frag, scratch: &mut Self::Scratch, #[comptime] plan: Plan) -> Self::Held;
 
-    /// An accumulator of zeros.
-    fn zero(#[comptime] plan: Plan) -> Self::Acc;
+    /// To be called between the last use of a held operand and the next [`Self::hold`] where no
+    /// cube barrier lies between them.
+    fn reuse(#[comptime] plan: Plan);
 
-    /// `acc += a·b`: `a` `[block_m, block_n]`, `b` `[block_n, val_pad]`, `acc` `[block_m, val_pad]`.
+    /// An accumulator of zeros, `[block_m, cols]`.
+    fn zero(#[comptime] cols: usize, #[comptime] plan: Plan) -> Self::Acc;
+
+    /// `acc += a·b`: `a` `[block_m, block_n]`, `b` `[block_n, cols]`, `acc` `[block_m, cols]`.
     fn accumulate(
         acc: &mut Self::Acc,
         a: &Self::Held,
@@ -78,14 +87,15 @@ pub trait MatrixUnit: Send + Sync + 'static {
         #[comptime] plan: Plan,
     );
 
-    /// Columns of `acc` that [`Self::read`] shows at a time; divides `val_pad`.
-    fn part_cols(#[comptime] plan: Plan) -> comptime_type!(usize);
+    /// Columns of an accumulator of `cols` that [`Self::read`] shows at a time; divides `cols`.
+    fn part_cols(#[comptime] cols: usize, #[comptime] plan: Plan) -> comptime_type!(usize);
 
     /// Columns `[part·part_cols, (part+1)·part_cols)` of the accumulator as the units see them.
     fn read(
         acc: &Self::Acc,
-        #[comptime] part: usize,
         scratch: &mut Self::Scratch,
+        #[comptime] part: usize,
+        #[comptime] cols: usize,
         #[comptime] plan: Plan,
     ) -> Self::Frag;
 

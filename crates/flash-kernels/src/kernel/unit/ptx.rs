@@ -48,6 +48,36 @@ fn copy_16<E: Scalar, W: Size>(dst: u32, src: *const Vector<E, W>, bytes: u32) {
     );
 }
 
+/// `to[at] = from[index]`, 8 bytes, of which the first `bytes` (0 or 8) are read and the rest become
+/// zero. Complete as [`copy_async`].
+#[cube]
+pub fn copy_async_8(
+    to: &Shared<[Vector<f32, Const<2>>]>,
+    at: usize,
+    from: &[Vector<f32, Const<2>>],
+    index: usize,
+    bytes: u32,
+) {
+    let base = generic_to_shared::<Vector<f32, Const<2>>>(unsafe { to.as_ptr_unchecked() });
+    let source = from.slice(index, index + 1);
+    copy_8(
+        base + (at * 8) as u32,
+        unsafe { source.as_ptr_unchecked() },
+        bytes,
+    );
+}
+
+#[cube]
+fn copy_8(dst: u32, src: *const Vector<f32, Const<2>>, bytes: u32) {
+    gpu_asm!(
+        "cp.async.ca.shared.global [{d}], [{s}], 8, {n};",
+        d = mem_out(_) u32::cast_from(dst),
+        s = mem_in(_) src,
+        n = in(_) u32::cast_from(bytes),
+        options(explicit_mem)
+    );
+}
+
 /// Closes the group of this unit's copies issued so far.
 #[cube]
 pub fn copy_commit() {

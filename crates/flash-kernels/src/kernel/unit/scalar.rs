@@ -80,6 +80,7 @@ impl MatrixUnit for Scalar {
 
     fn left(
         tile: &SharedTile<f32, Const<4>>,
+        #[comptime] _depth: usize,
         #[comptime] _plan: Plan,
     ) -> SharedTile<f32, Const<4>> {
         tile.clone()
@@ -89,6 +90,7 @@ impl MatrixUnit for Scalar {
         a: &SharedTile<f32, Const<4>>,
         b: &SharedTile<f32, Const<4>>,
         _scratch: &mut ScalarScratch,
+        #[comptime] depth: usize,
         #[comptime] plan: Plan,
     ) -> ScalarFrag {
         let rows = comptime!(plan.rows);
@@ -97,7 +99,7 @@ impl MatrixUnit for Scalar {
         let mut cells = zeros(comptime!(rows * cols));
         let a_row = a.base + (unit_y(plan) as usize) * comptime!(rows * a.stride);
         let b_row = b.base + (unit_x(plan) as usize) * comptime!(b.stride);
-        for k in 0..comptime!(plan.tile.head_pad / 4) {
+        for k in 0..comptime!(depth / 4) {
             let mut left = Array::<Vector<f32, Const<4>>>::new(rows);
             #[unroll]
             for r in 0..rows {
@@ -149,8 +151,13 @@ impl MatrixUnit for Scalar {
         }
     }
 
-    fn zero(#[comptime] plan: Plan) -> ScalarFrag {
-        let cols = comptime!(plan.tile.val_pad / plan.across());
+    fn reuse(#[comptime] _plan: Plan) {
+        // The units that read the probabilities are others than those that overwrite them.
+        sync_cube();
+    }
+
+    fn zero(#[comptime] cols: usize, #[comptime] plan: Plan) -> ScalarFrag {
+        let cols = comptime!(cols / plan.across());
         ScalarFrag {
             cells: zeros(comptime!(plan.rows * cols)),
             rows: comptime!(plan.rows),
@@ -210,14 +217,15 @@ impl MatrixUnit for Scalar {
         }
     }
 
-    fn part_cols(#[comptime] plan: Plan) -> comptime_type!(usize) {
-        comptime!(plan.tile.val_pad)
+    fn part_cols(#[comptime] cols: usize, #[comptime] _plan: Plan) -> comptime_type!(usize) {
+        cols
     }
 
     fn read(
         acc: &ScalarFrag,
-        #[comptime] _part: usize,
         _scratch: &mut ScalarScratch,
+        #[comptime] _part: usize,
+        #[comptime] _cols: usize,
         #[comptime] _plan: Plan,
     ) -> ScalarFrag {
         let len = comptime!(acc.rows * acc.cols);

@@ -38,6 +38,9 @@ pub struct CmmaLeft<E: Float> {
 #[derive(CubeType)]
 pub struct CmmaAcc {
     pub cells: Sequence<Matrix<f32>>,
+    /// Columns in all.
+    #[cube(comptime)]
+    pub cols: usize,
 }
 
 /// Lanes that share a row.
@@ -59,9 +62,9 @@ pub const fn lane_rows(plan: Plan) -> usize {
 }
 
 /// Columns of the running sum that fit the visible scores, and are whole matrices.
-pub const fn part_width(plan: Plan) -> usize {
+pub const fn part_width(cols: usize, plan: Plan) -> usize {
     let mut width = plan.tile.block_n;
-    while !plan.tile.val_pad.is_multiple_of(width) {
+    while !cols.is_multiple_of(width) {
         width -= 16;
     }
     width
@@ -174,8 +177,8 @@ pub fn show_part<E: Float>(
     #[comptime] part: usize,
     #[comptime] plan: Plan,
 ) {
-    let n_tiles = comptime!(plan.tile.val_pad / 16);
-    let per_part = comptime!(part_width(plan) / 16);
+    let n_tiles = comptime!(acc.cols / 16);
+    let per_part = comptime!(part_width(acc.cols, plan) / 16);
     // The lanes may still be reading what was visible before.
     sync_plane();
     #[unroll]
@@ -200,8 +203,8 @@ pub fn take_part<E: Float>(
     #[comptime] part: usize,
     #[comptime] plan: Plan,
 ) {
-    let n_tiles = comptime!(plan.tile.val_pad / 16);
-    let per_part = comptime!(part_width(plan) / 16);
+    let n_tiles = comptime!(acc.cols / 16);
+    let per_part = comptime!(part_width(acc.cols, plan) / 16);
     // Written lane by lane, loaded by the plane as a whole.
     sync_plane();
     let end = scratch.scores.len();

@@ -1,0 +1,146 @@
+//! The gradient of the queries.
+
+use cubecl::prelude::*;
+
+use crate::{
+    kernel::{
+        epilogue,
+        mask::{Mask, phase_range},
+        pipeline::Pipeline,
+        rows::{Rows, key_head},
+        score,
+        seq::{Seq, position},
+        tile::{own, own_wait},
+        unit::MatrixUnit,
+    },
+    plan::Plan,
+};
+
+/// `dq = scale · ds·k`, `ds = p∘(dO·vᵀ - delta)`, `p = exp2(c·q·kᵀ - lse)`.
+///
+/// Shapes: q, k, v, d_out by strides; stats of [`super::delta`]; mask as in the forward pass; d_q
+/// `[batch, heads, seqlen_q, head_dim]` packed. `scale_log2 = scale·log2(e)`.
+///
+/// A cube owns `block_m` queries of one head and walks the keys they see. Nothing is shared
+/// between cubes.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub fn dq<U: MatrixUnit, E: Float, M: Int, W: Size, O: Size>(
+    q: &Tensor<Vector<E, W>>,
+    k: &Tensor<Vector<E, W>>,
+    v: &Tensor<Vector<E, W>>,
+    d_out: &Tensor<Vector<E, W>>,
+    stats: &[Vector<f32, Const<2>>],
+    mask: ComptimeOption<OwnedTensor<M>>,
+    d_q: &mut Tensor<Vector<E, O>>,
+    cubes: u32,
+    scale: f32,
+    scale_log2: f32,
+    #[comptime] plan: Plan,
+    #[define(M)] _mask_type: ElemType,
+) {
+    let position = position();
+    if position < cubes {
+        let seq = Seq::locate(
+            position,
+            q.shape(1),
+            q.shape(2) as u32,
+            comptime!(plan.tile.block_m),
+            comptime!(plan.causality),
+        );
+        let kv_head = key_head(seq.head, q.shape(1), k.shape(1));
+        let q_rows = Rows::of(q, seq.batch, seq.head);
+        let o_rows = Rows::of(d_out, seq.batch, seq.head);
+        let k_rows = Rows::of(k, seq.batch, kv_head);
+        let v_rows = Rows::of(v, seq.batch, kv_head);
+        let causality = comptime!(plan.causality);
+        let mask = Mask::<M>::new(
+            q_rows.len, k_rows.len, &mask, seq.batch, seq.head, causality,
+        );
+        let range = mask.k_range(seq.start, plan);
+        let (head_pad, val_pad) = comptime!((plan.tile.head_pad, plan.tile.val_pad));
+
+        let mut scratch = U::scratch(plan);
+        let pipeline = Pipeline::<U>::new(v_rows, k_rows, val_pad, head_pad, plan);
+        let q_tile = own::<U, E, W>(q, &q_rows, seq.start, head_pad, plan);
+        let o_tile = own::<U, E, W>(d_out, &o_rows, seq.start, val_pad, plan);
+        pipeline.start(v, k, range.begin, plan);
+        own_wait(plan);
+        let a = U::left(&q_tile, head_pad, plan);
+        let b = U::left(&o_tile, val_pad, plan);
+        let line = (seq.batch * q.shape(1) + seq.head) * q.shape(2);
+        let mut acc = U::zero(head_pad, plan);
+
+        #[unroll]
+        for phase in 0..2u32 {
+            let masked = comptime!(phase == 1);
+            let (from, to) = phase_range(range.begin, range.inner_end, range.end, phase);
+            for step in from..to {
+                let values = pipeline.first(v, k, step, range.end, plan);
+                let dp = U::product(&b, &values, &mut scratch, val_pad, plan);
+                let keys = pipeline.second(k, step, plan);
+                let mut s = U::product(&a, &keys, &mut scratch, head_pad, plan);
+                let key_start = step * comptime!(plan.tile.block_n as u32);
+                gradients::<U>(
+                    &mut s, &dp, stats, line, seq.start, q_rows.len, scale_log2, plan,
+                );
+                if masked {
+                    mask.apply::<U>(&mut s, seq.start, key_start, f32::new(0.0), plan);
+                }
+                let ds = U::hold(&s, &mut scratch, plan);
+                U::accumulate(&mut acc, &ds, &keys, &mut scratch, plan);
+                pipeline.release(plan);
+            }
+        }
+        let factor = epilogue::uniform(scale, U::frag_rows(plan));
+        let rows = q_rows.len - seq.start;
+        let first = (line + seq.start as usize) * q.shape(3);
+        epilogue::store_rows::<U, E, O>(
+            &acc,
+            &factor,
+            d_q.as_mut_slice(),
+            first,
+            rows,
+            q.shape(3),
+            &mut scratch,
+            head_pad,
+            plan,
+        );
+    }
+}
+
+/// `s = ds`: the gradient of each score, from the score and `dp`, for rows that are queries.
+#[cube]
+fn gradients<U: MatrixUnit>(
+    s: &mut U::Frag,
+    dp: &U::Frag,
+    stats: &[Vector<f32, Const<2>>],
+    line: usize,
+    query_start: u32,
+    seqlen_q: u32,
+    scale_log2: f32,
+    #[comptime] plan: Plan,
+) {
+    let rows = U::rows(&*s);
+    let cols = U::cols(&*s);
+    #[unroll]
+    for r in 0..rows {
+        // A row past the end reads the last one's; it is not stored.
+        let q = min(query_start + U::row(&*s, r, plan), seqlen_q - 1u32);
+        let pair = stats[line + q as usize];
+        #[unroll]
+        for c in 0..cols {
+            let p = score::probability(
+                U::get(&*s, r, c),
+                pair.extract(0usize),
+                scale_log2,
+                comptime!(plan.isa),
+            );
+            U::set(
+                s,
+                r,
+                c,
+                score::gradient(p, U::get(dp, r, c), pair.extract(1usize)),
+            );
+        }
+    }
+}

@@ -1,0 +1,391 @@
+//! The gradient.
+
+use cubecl::{client::Client, prelude::*};
+use half::{bf16, f16};
+
+use super::{
+    ForwardOutput, Launch, MaskView, TensorView, address_type, alignment, bindable, check_views,
+    dispatch, empty, grid, mask_arg,
+};
+use crate::{
+    AttentionError, AttentionProblem, FloatKind,
+    kernel::{
+        backward::{delta, dkv, dq},
+        seq::Seq,
+        unit::MatrixUnit,
+    },
+    plan::{Pass, Plan},
+    select::{Alignment, DeviceClass, select, widest},
+};
+
+/// Which gradients are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Wanted {
+    /// Those of q, k and v.
+    All,
+    /// That of q alone.
+    Queries,
+    /// Those of k and v alone.
+    KeysAndValues,
+}
+
+/// What a backward pass reads.
+#[derive(Clone, Copy, Debug)]
+pub struct BackwardInputs<'a> {
+    /// `[batch, num_heads, seqlen_q, head_dim]`, any strides.
+    pub q: &'a TensorView,
+    /// `[batch, num_kv_heads, seqlen_k, head_dim]`, any strides.
+    pub k: &'a TensorView,
+    /// `[batch, num_kv_heads, seqlen_k, val_dim]`, any strides.
+    pub v: &'a TensorView,
+    /// The mask of the forward pass.
+    pub mask: Option<&'a MaskView>,
+    /// What the forward pass left.
+    pub forward: &'a ForwardOutput,
+    /// The gradient of the output, of its shape, any strides.
+    pub d_out: &'a TensorView,
+}
+
+/// Packed gradients in the inputs' type; those not asked for are absent.
+#[derive(Clone, Debug)]
+pub struct Gradients {
+    /// Of q's shape.
+    pub dq: Option<TensorView>,
+    /// Of k's shape.
+    pub dk: Option<TensorView>,
+    /// Of v's shape.
+    pub dv: Option<TensorView>,
+}
+
+/// The plans of the two gradient kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BackwardPlans {
+    /// Owns queries.
+    pub dq: Plan,
+    /// Owns keys.
+    pub dkv: Plan,
+}
+
+impl BackwardPlans {
+    fn of(
+        device: &DeviceClass,
+        problem: &AttentionProblem,
+        alignment: Alignment,
+    ) -> Result<Self, AttentionError> {
+        Ok(Self {
+            dq: select(device, problem, Pass::Dq, alignment)?,
+            dkv: select(device, problem, Pass::Dkv, alignment)?,
+        })
+    }
+}
+
+/// The plans that [`backward`] would run for packed tensors.
+///
+/// # Errors
+///
+/// When no kernel can run; the error says why, and a caller takes its composed path.
+pub fn plan_backward(
+    client: &Client,
+    problem: &AttentionProblem,
+) -> Result<BackwardPlans, AttentionError> {
+    let dims = [problem.shape.head_dim, problem.shape.val_dim];
+    let align = dims
+        .map(|dim| widest(dim, 8))
+        .into_iter()
+        .min()
+        .unwrap_or(1);
+    BackwardPlans::of(&DeviceClass::of(client), problem, Alignment(align))
+}
+
+/// The gradients of `out` with respect to q, k and v, given that of a loss with respect to `out`.
+///
+/// # Errors
+///
+/// When the views disagree with `problem`, or no plan of the table can run here.
+pub fn backward(
+    client: &Client,
+    problem: &AttentionProblem,
+    inputs: BackwardInputs,
+    wanted: Wanted,
+) -> Result<Gradients, AttentionError> {
+    let BackwardInputs { q, k, v, d_out, .. } = inputs;
+    let alignment = alignment(&[q, k, v, d_out], problem);
+    let plans = BackwardPlans::of(&DeviceClass::of(client), problem, alignment)?;
+    backward_with(client, problem, &plans, inputs, wanted)
+}
+
+/// [`backward`] with plans of the caller's choice, for tests and measurements.
+///
+/// # Errors
+///
+/// As [`backward`], and when the device cannot run the plans.
+pub fn backward_with(
+    client: &Client,
+    problem: &AttentionProblem,
+    plans: &BackwardPlans,
+    inputs: BackwardInputs,
+    wanted: Wanted,
+) -> Result<Gradients, AttentionError> {
+    let BackwardInputs { q, k, v, mask, .. } = inputs;
+    check_views(problem, q, k, v, mask)?;
+    let device = DeviceClass::of(client);
+    plans.dq.check(&device)?;
+    plans.dkv.check(&device)?;
+    check_outputs(problem, &inputs)?;
+    let call = Call {
+        client,
+        problem,
+        device,
+        inputs,
+        stats: client.empty(8 * problem.shape.lse().iter().product::<usize>().max(1)),
+    };
+    call.gradients(plans, wanted)
+}
+
+fn check_outputs(
+    problem: &AttentionProblem,
+    inputs: &BackwardInputs,
+) -> Result<(), AttentionError> {
+    let shape = &problem.shape;
+    for (argument, has, needs) in [
+        ("output shape", inputs.forward.out.shape, shape.out()),
+        ("lse shape", inputs.forward.lse.shape, shape.lse()),
+        ("output gradient shape", inputs.d_out.shape, shape.out()),
+    ] {
+        if has != needs {
+            return Err(AttentionError::new(
+                argument,
+                format!("{has:?}"),
+                format!("{needs:?}"),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Everything the launches share.
+struct Call<'a> {
+    client: &'a Client,
+    problem: &'a AttentionProblem,
+    device: DeviceClass,
+    inputs: BackwardInputs<'a>,
+    stats: cubecl::server::Handle,
+}
+
+impl Call<'_> {
+    fn gradients(
+        &self,
+        plans: &BackwardPlans,
+        wanted: Wanted,
+    ) -> Result<Gradients, AttentionError> {
+        let dtype = self.problem.dtype;
+        let bytes = dtype.bytes();
+        let BackwardInputs { q, k, v, .. } = self.inputs;
+        let mut gradients = Gradients {
+            dq: None,
+            dk: None,
+            dv: None,
+        };
+        if !self.inputs.forward.lse.is_empty() {
+            match dtype {
+                FloatKind::F32 => self.delta::<f32>()?,
+                FloatKind::F16 => self.delta::<f16>()?,
+                FloatKind::Bf16 => self.delta::<bf16>()?,
+            }
+        }
+        if wanted != Wanted::KeysAndValues {
+            let dq = empty(self.client, q.shape, bytes);
+            if !dq.is_empty() {
+                let (plan, dq) = (&plans.dq, &dq);
+                dispatch(
+                    plan.unit,
+                    dtype,
+                    &DqLaunch {
+                        call: self,
+                        plan,
+                        dq,
+                    },
+                )?;
+            }
+            gradients.dq = Some(dq);
+        }
+        if wanted != Wanted::Queries {
+            let (dk, dv) = self.key_value_buffers(k.shape, v.shape, bytes);
+            if !dk.is_empty() || !dv.is_empty() {
+                let (plan, dk, dv) = (&plans.dkv, &dk, &dv);
+                let call = self;
+                dispatch(plan.unit, dtype, &DkvLaunch { call, plan, dk, dv })?;
+            }
+            gradients.dk = Some(dk);
+            gradients.dv = Some(dv);
+        }
+        Ok(gradients)
+    }
+
+    /// dk and dv one behind the other in one buffer, each aligned as the device wants it.
+    fn key_value_buffers(
+        &self,
+        k: [usize; 4],
+        v: [usize; 4],
+        bytes: usize,
+    ) -> (TensorView, TensorView) {
+        let align = (self.client.properties().memory.alignment as usize).max(16);
+        let len = |shape: [usize; 4]| shape.iter().product::<usize>().max(1) * bytes;
+        let start = len(k).next_multiple_of(align);
+        let total = start + len(v);
+        let buffer = self.client.empty(total);
+        let dk = buffer.clone().offset_end((total - len(k)) as u64);
+        let dv = buffer.offset_start(start as u64);
+        (TensorView::packed(dk, k), TensorView::packed(dv, v))
+    }
+
+    fn views<'b>(&'b self, outputs: &[&'b TensorView]) -> Vec<&'b TensorView> {
+        let BackwardInputs {
+            q,
+            k,
+            v,
+            mask,
+            forward,
+            d_out,
+        } = self.inputs;
+        let mut views = vec![q, k, v, d_out, &forward.out];
+        views.extend(mask.map(|mask| &mask.tensor));
+        views.extend(outputs);
+        views
+    }
+
+    /// Two f32 for each row.
+    fn stats_len(&self) -> usize {
+        2 * self.problem.shape.lse().iter().product::<usize>()
+    }
+
+    fn delta<E: Float>(&self) -> Result<(), AttentionError> {
+        let BackwardInputs { forward, d_out, .. } = self.inputs;
+        let rows = self.problem.shape.lse().iter().product::<usize>();
+        let (count, _) = grid(rows.div_ceil(delta::THREADS), self.device.max_cubes)?;
+        let width = alignment(&[&forward.out, d_out], self.problem).0;
+        let lse = forward.lse.handle.clone();
+        // SAFETY: the kernel's rows end at `rows`, its columns at the tensors' own.
+        unsafe {
+            delta::delta::launch_unchecked::<E>(
+                self.client,
+                count,
+                CubeDim::new_1d(delta::THREADS as u32),
+                address_type(&self.device, &self.views(&[]))?,
+                width.min(self.device.max_vector),
+                forward.out.arg(),
+                d_out.arg(),
+                BufferArg::from_raw_parts(lse, rows),
+                BufferArg::from_raw_parts(self.stats.clone(), 2 * rows),
+                rows as u32,
+                self.device.isa,
+            );
+        }
+        Ok(())
+    }
+}
+
+struct DqLaunch<'a> {
+    call: &'a Call<'a>,
+    plan: &'a Plan,
+    dq: &'a TensorView,
+}
+
+impl Launch for DqLaunch<'_> {
+    fn launch<U: MatrixUnit, E: Float>(&self) -> Result<(), AttentionError> {
+        let Call {
+            client,
+            problem,
+            device,
+            inputs,
+            stats,
+        } = self.call;
+        let shape = &problem.shape;
+        let block_m = self.plan.tile.block_m;
+        let cubes = Seq::count(shape.batch, shape.num_heads, shape.seqlen_q, block_m);
+        let (count, cubes) = grid(cubes, device.max_cubes)?;
+        let (mask, mask_type) = mask_arg(client, inputs.mask);
+        let [q, k, v, d_out] =
+            [inputs.q, inputs.k, inputs.v, inputs.d_out].map(|view| bindable(client, view).arg());
+        // SAFETY: every access of the kernel is guarded by the lengths given here.
+        unsafe {
+            dq::dq::launch_unchecked::<U, E>(
+                client,
+                count,
+                CubeDim::new_1d(self.plan.threads as u32),
+                address_type(device, &self.call.views(&[self.dq]))?,
+                self.plan.load_width,
+                self.plan.store_width,
+                q,
+                k,
+                v,
+                d_out,
+                BufferArg::from_raw_parts(stats.clone(), self.call.stats_len()),
+                mask,
+                self.dq.arg(),
+                cubes,
+                problem.scale,
+                problem.scale * core::f32::consts::LOG2_E,
+                *self.plan,
+                mask_type,
+            );
+        }
+        Ok(())
+    }
+}
+
+struct DkvLaunch<'a> {
+    call: &'a Call<'a>,
+    plan: &'a Plan,
+    dk: &'a TensorView,
+    dv: &'a TensorView,
+}
+
+impl Launch for DkvLaunch<'_> {
+    fn launch<U: MatrixUnit, E: Float>(&self) -> Result<(), AttentionError> {
+        let Call {
+            client,
+            problem,
+            device,
+            inputs,
+            stats,
+        } = self.call;
+        let shape = &problem.shape;
+        let block_m = self.plan.tile.block_m;
+        let cubes = Seq::count(shape.batch, shape.num_kv_heads, shape.seqlen_k, block_m);
+        let (count, cubes) = grid(cubes, device.max_cubes)?;
+        let (mask, mask_type) = mask_arg(client, inputs.mask);
+        let [q, k, v, d_out] =
+            [inputs.q, inputs.k, inputs.v, inputs.d_out].map(|view| bindable(client, view).arg());
+        let start = |view: &TensorView| view.handle.offset_start.unwrap_or(0) as usize;
+        let dv_offset = (start(self.dv) - start(self.dk)) / problem.dtype.bytes();
+        let mut both = self.dk.handle.clone();
+        both.offset_end = None;
+        let len = dv_offset + self.dv.reach();
+        // SAFETY: every access of the kernel is guarded by the lengths given here.
+        unsafe {
+            dkv::dkv::launch_unchecked::<U, E>(
+                client,
+                count,
+                CubeDim::new_1d(self.plan.threads as u32),
+                address_type(device, &self.call.views(&[self.dk, self.dv]))?,
+                self.plan.load_width,
+                self.plan.store_width,
+                q,
+                k,
+                v,
+                d_out,
+                BufferArg::from_raw_parts(stats.clone(), self.call.stats_len()),
+                mask,
+                BufferArg::from_raw_parts(both, len),
+                cubes,
+                dv_offset,
+                problem.scale,
+                problem.scale * core::f32::consts::LOG2_E,
+                *self.plan,
+                mask_type,
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,150 @@
+//! The forward pass.
+
+use cubecl::{client::Client, prelude::*};
+
+use super::{
+    Launch, MaskView, TensorView, address_type, alignment, bindable, check_views, dispatch, empty,
+    grid, mask_arg,
+};
+use crate::{
+    AttentionError, AttentionProblem,
+    kernel::{forward::forward as kernel, seq::Seq, unit::MatrixUnit},
+    plan::{Pass, Plan},
+    select::{Alignment, DeviceClass, select, widest},
+};
+
+/// What a forward pass leaves.
+#[derive(Clone, Debug)]
+pub struct ForwardOutput {
+    /// `[batch, heads, seqlen_q, val_dim]`, packed, in the inputs' type.
+    pub out: TensorView,
+    /// `[batch, heads, seqlen_q, 1]`, packed, f32: `ln Σ exp(logit)`.
+    pub lse: TensorView,
+}
+
+/// The plan that [`forward`] would run for packed tensors.
+///
+/// # Errors
+///
+/// When no kernel can run; the error says why, and a caller takes its composed path.
+pub fn plan_forward(client: &Client, problem: &AttentionProblem) -> Result<Plan, AttentionError> {
+    let dims = [problem.shape.head_dim, problem.shape.val_dim];
+    let align = dims
+        .map(|dim| widest(dim, 8))
+        .into_iter()
+        .min()
+        .unwrap_or(1);
+    select(
+        &DeviceClass::of(client),
+        problem,
+        Pass::Forward,
+        Alignment(align),
+    )
+}
+
+/// `softmax(scale·q·kᵀ, masked)·v` with its log-sum-exp.
+///
+/// q `[batch, num_heads, seqlen_q, head_dim]`, k `[batch, num_kv_heads, seqlen_k, head_dim]`,
+/// v `[batch, num_kv_heads, seqlen_k, val_dim]` in `problem.dtype`, any strides.
+///
+/// # Errors
+///
+/// When the views disagree with `problem`, or no plan of the table can run here.
+pub fn forward(
+    client: &Client,
+    problem: &AttentionProblem,
+    q: &TensorView,
+    k: &TensorView,
+    v: &TensorView,
+    mask: Option<&MaskView>,
+) -> Result<ForwardOutput, AttentionError> {
+    let device = DeviceClass::of(client);
+    let alignment = alignment(&[q, k, v], problem);
+    let plan = select(&device, problem, Pass::Forward, alignment)?;
+    forward_with(client, problem, &plan, q, k, v, mask)
+}
+
+/// [`forward`] with a plan of the caller's choice, for tests and measurements.
+///
+/// # Errors
+///
+/// As [`forward`], and when the device cannot run `plan`.
+pub fn forward_with(
+    client: &Client,
+    problem: &AttentionProblem,
+    plan: &Plan,
+    q: &TensorView,
+    k: &TensorView,
+    v: &TensorView,
+    mask: Option<&MaskView>,
+) -> Result<ForwardOutput, AttentionError> {
+    check_views(problem, q, k, v, mask)?;
+    plan.check(&DeviceClass::of(client))?;
+    let shape = &problem.shape;
+    let output = ForwardOutput {
+        out: empty(client, shape.out(), problem.dtype.bytes()),
+        lse: empty(client, shape.lse(), 4),
+    };
+    if output.lse.is_empty() {
+        return Ok(output);
+    }
+    let call = Call {
+        client,
+        problem,
+        plan,
+        inputs: [q, k, v],
+        mask,
+        output: &output,
+    };
+    dispatch(plan.unit, problem.dtype, &call)?;
+    Ok(output)
+}
+
+/// Everything a launch needs but the types.
+struct Call<'a> {
+    client: &'a Client,
+    problem: &'a AttentionProblem,
+    plan: &'a Plan,
+    inputs: [&'a TensorView; 3],
+    mask: Option<&'a MaskView>,
+    output: &'a ForwardOutput,
+}
+
+impl Launch for Call<'_> {
+    fn launch<U: MatrixUnit, E: Float>(&self) -> Result<(), AttentionError> {
+        let shape = &self.problem.shape;
+        let device = DeviceClass::of(self.client);
+        let block_m = self.plan.tile.block_m;
+        let cubes = Seq::count(shape.batch, shape.num_heads, shape.seqlen_q, block_m);
+        let (count, cubes) = grid(cubes, device.max_cubes)?;
+        let mut views = self.inputs.to_vec();
+        views.extend(self.mask.map(|mask| &mask.tensor));
+        views.push(&self.output.out);
+        let address = address_type(&device, &views)?;
+        let [q, k, v] = self.inputs.map(|view| bindable(self.client, view).arg());
+        let (mask, mask_type) = mask_arg(self.client, self.mask);
+        let lse = &self.output.lse;
+        // SAFETY: every access of the kernel is guarded by the lengths given here.
+        unsafe {
+            kernel::launch_unchecked::<U, E>(
+                self.client,
+                count,
+                CubeDim::new_1d(self.plan.threads as u32),
+                address,
+                self.plan.load_width,
+                self.plan.store_width,
+                q,
+                k,
+                v,
+                mask,
+                self.output.out.arg(),
+                BufferArg::from_raw_parts(lse.handle.clone(), lse.reach()),
+                cubes,
+                self.problem.scale * core::f32::consts::LOG2_E,
+                *self.plan,
+                mask_type,
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,250 @@
+//! From buffers to launches: check, allocate, choose the unit, launch.
+
+use cubecl::{
+    client::Client,
+    ir::{ElemType, UIntKind},
+    prelude::*,
+    server::Handle,
+};
+use half::{bf16, f16};
+
+use crate::{
+    AttentionError, AttentionProblem, FloatKind, Masking,
+    kernel::unit::{self, Cmma, MatrixUnit, Mma},
+    plan::UnitKind,
+    select::{Alignment, DeviceClass, widest},
+};
+
+mod backward;
+mod forward;
+
+pub use backward::{
+    BackwardInputs, BackwardPlans, Gradients, Wanted, backward, backward_with, plan_backward,
+};
+pub use forward::{ForwardOutput, forward, forward_with, plan_forward};
+
+/// A tensor of four dimensions in device memory.
+#[derive(Clone, Debug)]
+pub struct TensorView {
+    /// The buffer; its offset is the first element.
+    pub handle: Handle,
+    /// `[batch, heads, seqlen, dim]`.
+    pub shape: [usize; 4],
+    /// Elements between neighbours along each dimension; 0 where broadcast.
+    pub strides: [usize; 4],
+}
+
+impl TensorView {
+    /// A packed tensor.
+    pub fn packed(handle: Handle, shape: [usize; 4]) -> Self {
+        let [_, b, c, d] = shape;
+        Self {
+            handle,
+            shape,
+            strides: [b * c * d, c * d, d, 1],
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.shape.contains(&0)
+    }
+
+    /// One past the largest element offset.
+    pub(crate) fn reach(&self) -> usize {
+        if self.is_empty() {
+            return 0;
+        }
+        let last = |(n, s): (&usize, &usize)| (n - 1) * s;
+        self.shape
+            .iter()
+            .zip(&self.strides)
+            .map(last)
+            .sum::<usize>()
+            + 1
+    }
+
+    /// The widest vector in which every row can be read.
+    pub(crate) fn alignment(&self, bytes: usize) -> usize {
+        let [_, _, _, dim] = self.shape;
+        if self.strides[3] != 1 && dim > 1 {
+            return 1;
+        }
+        let start = self.handle.offset_start.unwrap_or(0) as usize / bytes;
+        let outer = self.shape.iter().zip(&self.strides).take(3);
+        outer
+            .filter(|(n, _)| **n > 1)
+            .map(|(_, stride)| *stride)
+            .chain([start, dim])
+            .map(|length| widest(length, 8))
+            .min()
+            .unwrap_or(1)
+    }
+
+    pub(crate) fn arg(&self) -> TensorArg {
+        // SAFETY: shape and strides come from the tensor that owns the buffer.
+        unsafe {
+            TensorArg::from_raw_parts(self.handle.clone(), self.strides.into(), self.shape.into())
+        }
+    }
+}
+
+/// How a bool is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MaskKind {
+    /// In a byte.
+    U8,
+    /// In 32 bits.
+    U32,
+}
+
+/// A bool mask `[batch, heads, seqlen_q, seqlen_k]`, `true` = drop, broadcast by stride 0.
+#[derive(Clone, Debug)]
+pub struct MaskView {
+    /// The bools.
+    pub tensor: TensorView,
+    /// Their storage.
+    pub kind: MaskKind,
+}
+
+/// A launch that only lacks its types.
+trait Launch {
+    /// Launches for tensors of `E`, multiplied by `U`.
+    fn launch<U: MatrixUnit, E: Float>(&self) -> Result<(), AttentionError>;
+}
+
+/// The one place where a plan's unit becomes a type.
+fn dispatch(unit: UnitKind, dtype: FloatKind, call: &impl Launch) -> Result<(), AttentionError> {
+    match (unit, dtype) {
+        (UnitKind::Scalar, FloatKind::F32) => call.launch::<unit::Scalar, f32>(),
+        (UnitKind::Scalar, FloatKind::F16) => call.launch::<unit::Scalar, f16>(),
+        (UnitKind::Scalar, FloatKind::Bf16) => call.launch::<unit::Scalar, bf16>(),
+        (UnitKind::Cmma, FloatKind::F16) => call.launch::<Cmma<f16>, f16>(),
+        (UnitKind::Cmma, FloatKind::Bf16) => call.launch::<Cmma<bf16>, bf16>(),
+        (UnitKind::Mma, FloatKind::F16) => call.launch::<Mma<f16>, f16>(),
+        (UnitKind::Mma, FloatKind::Bf16) => call.launch::<Mma<bf16>, bf16>(),
+        (unit, FloatKind::F32) => Err(AttentionError::new(
+            "plan",
+            format!("{unit:?} for f32"),
+            "Scalar for f32",
+        )),
+    }
+}
+
+/// The widest vector in which every row of every view can be read.
+fn alignment(views: &[&TensorView], problem: &AttentionProblem) -> Alignment {
+    let bytes = problem.dtype.bytes();
+    let widths = views.iter().map(|view| view.alignment(bytes));
+    Alignment(widths.min().unwrap_or(1))
+}
+
+/// A new packed tensor.
+fn empty(client: &Client, shape: [usize; 4], bytes: usize) -> TensorView {
+    // A buffer of no bytes cannot be bound.
+    let len = shape.iter().product::<usize>().max(1);
+    TensorView::packed(client.empty(len * bytes), shape)
+}
+
+/// `view`, or one over a buffer that can be bound where there is no element to read.
+fn bindable(client: &Client, view: &TensorView) -> TensorView {
+    let mut view = view.clone();
+    if view.is_empty() {
+        view.handle = client.empty(16);
+    }
+    view
+}
+
+/// The mask's argument and element type.
+fn mask_arg<M: CubePrimitive>(
+    client: &Client,
+    mask: Option<&MaskView>,
+) -> (ComptimeOptionArgs<OwnedTensor<M>>, ElemType) {
+    match mask {
+        Some(mask) => (
+            ComptimeOptionArgs::Some(bindable(client, &mask.tensor).arg()),
+            ElemType::UInt(match mask.kind {
+                MaskKind::U8 => UIntKind::U8,
+                MaskKind::U32 => UIntKind::U32,
+            }),
+        ),
+        None => (ComptimeOptionArgs::None, ElemType::UInt(UIntKind::U32)),
+    }
+}
+
+/// Wide enough for the farthest element of any of `views`.
+fn address_type(
+    device: &DeviceClass,
+    views: &[&TensorView],
+) -> Result<AddressType, AttentionError> {
+    let reach = views.iter().map(|view| view.reach()).max().unwrap_or(0);
+    let address = AddressType::from_len(reach);
+    if address == AddressType::U64 && !device.wide_addresses {
+        return Err(AttentionError::device(
+            "address type",
+            "32 bits",
+            format!("64 bits for {reach} elements"),
+        ));
+    }
+    Ok(address)
+}
+
+fn check_views(
+    problem: &AttentionProblem,
+    q: &TensorView,
+    k: &TensorView,
+    v: &TensorView,
+    mask: Option<&MaskView>,
+) -> Result<(), AttentionError> {
+    let shape = &problem.shape;
+    let kv = |seqlen, dim| [shape.batch, shape.num_kv_heads, seqlen, dim];
+    let scores = [shape.batch, shape.num_heads, shape.seqlen_q, shape.seqlen_k];
+    let queries = [shape.batch, shape.num_heads, shape.seqlen_q, shape.head_dim];
+    let mut wanted = vec![
+        ("query shape", q.shape, queries),
+        ("key shape", k.shape, kv(shape.seqlen_k, shape.head_dim)),
+        ("value shape", v.shape, kv(shape.seqlen_k, shape.val_dim)),
+    ];
+    if let Some(mask) = mask {
+        wanted.push(("mask shape", mask.tensor.shape, scores));
+    }
+    for (argument, has, needs) in wanted {
+        if has != needs {
+            return Err(AttentionError::new(
+                argument,
+                format!("{has:?}"),
+                format!("{needs:?}"),
+            ));
+        }
+    }
+    if mask.is_some() != (problem.masking == Masking::Dense) {
+        return Err(AttentionError::new(
+            "mask",
+            if mask.is_some() { "given" } else { "absent" },
+            format!("as the problem says, {:?}", problem.masking),
+        ));
+    }
+    if !problem.scale.is_finite() {
+        return Err(AttentionError::new(
+            "scale",
+            problem.scale,
+            "a finite number",
+        ));
+    }
+    Ok(())
+}
+
+/// A two-dimensional grid of at least `cubes` cubes.
+fn grid(cubes: usize, (max_x, max_y): (u32, u32)) -> Result<(CubeCount, u32), AttentionError> {
+    let refused = || {
+        AttentionError::device(
+            "number of cubes",
+            format!("{max_x} × {max_y}"),
+            format!("{cubes}"),
+        )
+    };
+    let total = u32::try_from(cubes).map_err(|_| refused())?;
+    let y = total.div_ceil(max_x).max(1);
+    if y > max_y {
+        return Err(refused());
+    }
+    Ok((CubeCount::Static(total.div_ceil(y), y, 1), total))
+}
