@@ -1,6 +1,8 @@
 //! Many heads, long rows and far offsets: full size on a graphics card. A software device runs the
 //! smallest size that shows the fault, or where only size shows it, the same code at a small one.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use burn::tensor::{BoolDType, Device, Element, Tensor, TensorData, f16, s};
 use burn_flash_attention::{FlashOptions, FlashOutput, flash_attention};
 use flash_reference::Causality::{Causal, Full};
@@ -29,6 +31,13 @@ fn size() -> Size {
         (false, Runtime::Cuda) => Size::Unlimited,
         (false, _) => Size::Binding,
     }
+}
+
+/// Held by each test here: on a card they take tens of gigabytes, of host memory too.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    // A test that failed leaves nothing behind.
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// `full` on a card, `small` on a software device.
@@ -69,12 +78,14 @@ fn check_part(problem: &Problem, whole: &FlashOutput, part: Tensor<4>) {
 /// `[1, 65536, 10, 16]`; small: one query each.
 #[test]
 fn case8_65536_heads() {
+    let _turn = turn();
     let dims = on_card(dims(1, 65_536, 10, 10, 16), dims(1, 65_537, 1, 3, 8));
     Problem::random(F32, dims).check();
 }
 
 #[test]
 fn case8_65536_batches_times_heads_of_one_query() {
+    let _turn = turn();
     let dims = on_card(dims(4096, 16, 1, 128, 64), dims(8193, 8, 1, 3, 8));
     Problem::random(F16, dims).check();
 }
@@ -83,6 +94,7 @@ fn case8_65536_batches_times_heads_of_one_query() {
 /// taken for another shows. Small: one head and one query each.
 #[test]
 fn case8_65536_batch_entries() {
+    let _turn = turn();
     let (batch, entry) = on_card(
         (65_536, dims(61, 8, 4, 4, 64)),
         (65_537, dims(61, 1, 1, 3, 8)),
@@ -112,6 +124,7 @@ fn case8_65536_batch_entries() {
 /// Queries and outputs past 2^32 elements, or up to the largest binding.
 #[test]
 fn case9_query_offsets() {
+    let _turn = turn();
     let (seqlen_q, head_dim) = match size() {
         Size::Small => (2500, 64),
         Size::Binding => (5_500_000, 128),
@@ -153,6 +166,7 @@ fn case9_query_offsets() {
 /// largest binding. What lies between them is NaN.
 #[test]
 fn case9_key_strides() {
+    let _turn = turn();
     let between = match size() {
         Size::Small => 801,
         Size::Binding => 400_001,
@@ -196,6 +210,7 @@ fn case9_key_strides() {
 /// A materialized mask of 2^32 elements and more, or of the largest binding.
 #[test]
 fn case9_mask_offsets() {
+    let _turn = turn();
     let device = runtime::device();
     let seqlen = match (size(), device.settings().bool_dtype) {
         (Size::Small, _) => 330,
@@ -235,6 +250,7 @@ fn case9_mask_offsets() {
 /// Scores of more than 4 GiB, were they ever in memory: the forward half of the case.
 #[rstest]
 fn case20_no_score_matrix() {
+    let _turn = turn();
     let dims = on_card(dims(4, 32, 4096, 4096, 64), dims(1, 2, 600, 600, 64));
     let problem = Problem::random(F16, dims);
     if problem.is_refused() {
@@ -254,6 +270,7 @@ fn case20_no_score_matrix() {
 /// lose keys: every key counts.
 #[test]
 fn long_rows() {
+    let _turn = turn();
     let seqlen_k = on_card(1_000_000, 20_000);
     let dims = dims(1, 1, 3, seqlen_k, 16);
     let problem = Problem::random(F32, dims);

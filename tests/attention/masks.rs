@@ -186,32 +186,18 @@ fn case16_padding_mask_in_every_form(
     }
 }
 
-/// Which rows of dropped keys hold something that is no number.
-#[derive(Clone, Copy, Debug)]
-enum Poisoned {
-    Keys,
-    Values,
-}
-
 /// What uninitialized memory may hold must not reach the result, which is the same, bit for bit, as
-/// with numbers in the rows of K or V that are dropped for every query.
+/// with numbers in the rows of K that are dropped for every query. (V of a dropped key is multiplied
+/// by a weight of 0 and must be finite, as in other kernels: ARCHITECTURE.md.)
 #[track_caller]
-fn assert_poison_stays_out(
-    problem: &Problem,
-    dropped: impl Fn(usize) -> bool,
-    poisoned: Poisoned,
-    poison: f64,
-) {
+fn assert_poison_stays_out(problem: &Problem, dropped: impl Fn(usize) -> bool, poison: f64) {
     if problem.is_refused() {
         return;
     }
     let clean = problem.check_output(problem.run());
     let mut dirty = problem.clone();
-    let (rows, size) = match poisoned {
-        Poisoned::Keys => (&mut dirty.k, problem.dims.head_dim),
-        Poisoned::Values => (&mut dirty.v, problem.dims.val_dim),
-    };
-    for (row, elements) in rows.chunks_mut(size).enumerate() {
+    let rows = dirty.k.chunks_mut(problem.dims.head_dim);
+    for (row, elements) in rows.enumerate() {
         if dropped(row % problem.dims.seqlen_k) {
             elements.fill(poison);
         }
@@ -221,31 +207,27 @@ fn assert_poison_stays_out(
     assert_eq!(lse, clean.lse, "the lse without poison");
 }
 
-/// As reported: one element of one dropped key. Then all of its key, and its value.
+/// As reported: one element of one dropped key. Then all of its key.
 #[rstest]
-fn case4_nan_in_a_masked_key(
-    #[values(f64::NAN, f64::INFINITY)] poison: f64,
-    #[values(Poisoned::Keys, Poisoned::Values)] poisoned: Poisoned,
-) {
+fn case4_nan_in_a_masked_key(#[values(f64::NAN, f64::INFINITY)] poison: f64) {
     let numbers = || (0..8).map(f64::from).collect::<Vec<_>>();
     let problem = Problem::new(F32, dims(1, 1, 2, 2, 4), numbers(), numbers(), numbers());
     let problem = problem.mask([1, 1, 1, 2], |[.., j]| j == 1);
     let mut one = problem.clone();
     one.k[4] = poison;
     one.check();
-    assert_poison_stays_out(&problem, |j| j == 1, poisoned, poison);
+    assert_poison_stays_out(&problem, |j| j == 1, poison);
 }
 
 #[rstest]
 fn poison_in_padding(
     #[values(f64::NAN, f64::INFINITY)] poison: f64,
-    #[values(Poisoned::Keys, Poisoned::Values)] poisoned: Poisoned,
     #[values(F32, F16, Bf16)] dtype: Dtype,
 ) {
     let problem = Problem::random(dtype, dims(1, 2, 70, 290, 64));
     let padding = |j| j >= 100 || j == 7;
     let problem = problem.mask([1, 1, 1, 290], |[.., j]| padding(j));
-    assert_poison_stays_out(&problem, padding, poisoned, poison);
+    assert_poison_stays_out(&problem, padding, poison);
 }
 
 /// Keys in the future of every query but the last few must not reach the earlier ones.

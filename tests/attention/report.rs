@@ -132,20 +132,15 @@ fn constants_under_autodiff_run_the_kernel(#[values(F32, F16)] dtype: Dtype) {
     problem.check_output(output);
 }
 
-/// Tensors that need a gradient are composed, so that Burn's own ops differentiate them.
+/// Tensors that need a gradient run the kernels too, which have one.
 #[test]
-fn tracked_tensors_are_composed() {
+fn tracked_tensors_run_the_kernels() {
     let problem = Problem::random(F32, dims(1, 2, 20, 33, 16));
     let device = runtime::device().autodiff();
     let Qkv { q, k, v } = problem.qkv(&device);
     let q = q.require_grad();
     let report = attention_report(&q, &k, &v, &problem.options(&device)).expect("a valid problem");
     assert_consistent(&report);
-    assert_eq!(report.path, AttentionPath::Composed);
-    // Running it is left to the gradients' tests.
-    let reason = report.reason.expect("a fallback has a reason");
-    assert!(
-        reason.contains("gradient") || !runtime::has_kernels(),
-        "{reason}"
-    );
+    let kernel = matches!(report.path, AttentionPath::Kernel(_));
+    assert_eq!(kernel, runtime::has_kernels(), "{report}");
 }

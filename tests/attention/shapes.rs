@@ -141,6 +141,32 @@ fn causal_is_bottom_right_aligned(
     }
 }
 
+/// Which tiles need masking depends on where the causal edge crosses them: every offset of two tiles.
+#[rstest]
+#[case::f32(F32, 8)]
+#[case::f16(F16, 64)]
+#[case::bf16(Bf16, 128)]
+fn causal_at_every_offset(#[case] dtype: Dtype, #[case] head_dim: usize) {
+    for seqlen_k in 12..=272 {
+        Problem::random(dtype, dims(1, 1, 142, seqlen_k, head_dim))
+            .causal()
+            .check();
+    }
+}
+
+/// A last tile of every size, of keys and of queries. Two heads: the rows of one that a tile has
+/// too many would be the first of the other.
+#[rstest]
+#[case::f32(F32, 8)]
+#[case::f16(F16, 64)]
+#[case::bf16(Bf16, 128)]
+fn last_tile_of_every_size(#[case] dtype: Dtype, #[case] head_dim: usize) {
+    for length in 1..=136 {
+        Problem::random(dtype, dims(1, 2, 3, length, head_dim)).check();
+        Problem::random(dtype, dims(1, 2, length, 3, head_dim)).check();
+    }
+}
+
 #[rstest]
 #[case::one_token(1, 1)]
 #[case::one_query(1, 300)]

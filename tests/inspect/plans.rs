@@ -2,7 +2,7 @@
 
 use flash_kernels::{
     AttentionError, AttentionProblem, AttentionShape, Causality, DeviceClass, FloatKind, Isa,
-    Masking, Plan,
+    Masking, Pass, Plan,
     select::{Alignment, select, widest},
 };
 

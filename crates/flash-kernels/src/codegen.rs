@@ -217,6 +217,7 @@ fn compile(target: Target, kernel: KernelDefinition) -> Result<Source, String> {
                     max_spirv_version: (1, 6),
                     max_vector_size: 4,
                     push_constant_size: 128,
+                    supports_explicit_smem: true,
                     ..Default::default()
                 },
                 ..Default::default()

@@ -43,6 +43,15 @@ pub enum Reduction {
     Shared,
 }
 
+/// How the softmax computes its exponents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Exponent {
+    /// `c·(s - m)`.
+    Exact,
+    /// `c·s - c·m` by a fused multiply-add, while `c·m` is small.
+    Fused,
+}
+
 /// Where V's tile lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ValueBuffer {
@@ -123,6 +132,8 @@ pub struct Plan {
     pub reduction: Reduction,
     /// Where V lies.
     pub values: ValueBuffer,
+    /// How exponents are computed.
+    pub exponent: Exponent,
     /// When the scale is applied.
     pub scale: ScaleKind,
     /// Positional mask.
@@ -222,6 +233,7 @@ impl Plan {
     pub const fn scratch_len(&self) -> usize {
         match (self.unit, self.reduction) {
             (UnitKind::Scalar, Reduction::Shared) => self.tile.block_m * self.across(),
+            (UnitKind::Scalar, Reduction::Plane) => 4,
             (UnitKind::Cmma, _) => self.tile.block_m * (self.tile.block_n + 4),
             _ => 0,
         }

@@ -9,8 +9,8 @@ use cubecl::{
 use crate::{
     AttentionError, AttentionProblem, FloatKind,
     plan::{
-        CopyKind, Isa, Pass, Plan, QueryOperand, Reduction, ScaleKind, TileShape, UnitKind,
-        ValueBuffer,
+        CopyKind, Exponent, Isa, Pass, Plan, QueryOperand, Reduction, ScaleKind, TileShape,
+        UnitKind, ValueBuffer,
     },
 };
 
@@ -523,6 +523,10 @@ fn plan(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Alig
             None => Reduction::Shared,
         },
         values: row.values,
+        exponent: match row.unit {
+            UnitKind::Mma => Exponent::Fused,
+            UnitKind::Scalar | UnitKind::Cmma => Exponent::Exact,
+        },
         scale: if problem.scale > 0.0 {
             ScaleKind::Folded
         } else {

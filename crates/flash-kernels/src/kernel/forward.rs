@@ -9,7 +9,7 @@ use super::{
     pipeline::Pipeline,
     rows::{Rows, key_head},
     score,
-    seq::{Seq, position},
+    seq::{Seq, position, position_again},
     softmax::OnlineSoftmax,
     tile::{own, own_wait},
     unit::MatrixUnit,
@@ -90,6 +90,13 @@ pub fn forward<U: MatrixUnit, E: Float, M: Int, W: Size, O: Size>(
             }
         }
         softmax.finish::<U>(&mut scratch, plan);
+        let seq = Seq::locate(
+            position_again(comptime!(plan.isa)),
+            q.shape(1),
+            q.shape(2) as u32,
+            comptime!(plan.tile.block_m),
+            comptime!(plan.causality),
+        );
         epilogue::store::<U, E, O>(&acc, &softmax, out, lse, &seq, &mut scratch, plan);
     }
 }

@@ -2,7 +2,8 @@
 
 use cubecl::prelude::*;
 
-use crate::Causality;
+use super::unit::ptx;
+use crate::{Causality, Isa};
 
 /// One tile of the rows of one head.
 #[derive(CubeType, Clone, Copy)]
@@ -20,6 +21,17 @@ pub struct Seq {
 #[cube]
 pub fn position() -> u32 {
     CUBE_POS_Y * CUBE_COUNT_X + CUBE_POS_X
+}
+
+/// [`position`] once more, for after a long loop: on PTX nothing that was derived from the first one
+/// has to stay in registers until then.
+#[cube]
+pub fn position_again(#[comptime] isa: Isa) -> u32 {
+    if comptime!(isa == Isa::Ptx) {
+        ptx::opaque(position())
+    } else {
+        position()
+    }
 }
 
 impl Seq {

@@ -3,10 +3,10 @@
 //! Milakov & Gimelshein 2018, algorithm 3; FlashAttention-2 (Dao 2023), algorithm 1. `p` and
 //! `alpha` are both in base 2, `exp2(c·(s - m))` with `c = scale·log2(e)`.
 //!
-//! A large `c·s` has a large rounding error, which must cancel. With a fused multiply-add it does
-//! if `c·m` is rounded once, kept, and subtracted everywhere ([`Isa::Ptx`]: one instruction per
-//! score). Elsewhere a multiply-add may be two roundings, so the difference, which is exact, comes
-//! first.
+//! A large `c·m` has a large rounding error. In `c·(s - m)` it does not appear, since the difference
+//! is exact ([`Exponent::Exact`]). `c·s - c·m` as one fused multiply-add saves an instruction per
+//! score ([`Exponent::Fused`]), has the rounding error of `c·m` in it, and is used by 16-bit plans
+//! for as long as that error is far below theirs.
 
 use cubecl::prelude::*;
 
@@ -14,16 +14,23 @@ use super::{
     math::{exp2, finite_or_zero, neg_infinity},
     unit::MatrixUnit,
 };
-use crate::{Isa, plan::Plan};
+use crate::{
+    Isa,
+    plan::{Exponent, Plan},
+};
 
 /// How far, in powers of two, the running maximum may lag behind the true one before `acc` is
 /// rescaled. `p` then stays below 2^8, exactly representable growth in f16 and bf16.
 const LAZY_LIMIT: f32 = 8.0;
 
+/// Up to which `|c·m|` the fused exponent is used: its rounding error is below 2^-15 there, and a
+/// probability is off by less than 2^-15 of itself, an eighth of what f16 resolves.
+const FUSED_LIMIT: f32 = 512.0;
+
 /// Running maximum and sum of the rows that this unit sees.
 #[derive(CubeType)]
 pub struct OnlineSoftmax {
-    /// `max(s)` so far, times `scale` under [`Isa::Ptx`]; equal in all units that share the row.
+    /// `max(s)` so far, equal in all units that share the row.
     row_max: Array<f32>,
     /// This unit's part of `Σ exp2(s - row_max)`; reduced over the row in [`Self::finish`].
     row_sum: Array<f32>,
@@ -78,16 +85,16 @@ impl OnlineSoftmax {
         #[unroll]
         for r in 0..rows {
             let old = self.row_max[r];
-            let new = max(old, base_of(peak[r], self.scale, isa));
+            let new = max(old, peak[r]);
             // The difference of two -inf is no number: the first comparison answers then.
-            let keep = new <= old || base_distance(new, old, self.scale, isa) <= LAZY_LIMIT;
+            let keep = new <= old || (new - old) * self.scale <= LAZY_LIMIT;
             let now = select(keep, old, new);
             stale = stale || !keep;
             let base = finite_or_zero(now, isa);
-            let lag = exp2(base_distance(old, base, self.scale, isa), isa);
+            let lag = exp2((old - base) * self.scale, isa);
             alpha[r] = select(keep, f32::new(1.0), lag);
             self.row_max[r] = now;
-            let sum = probabilities::<U>(s, self.scale, base, r, isa);
+            let sum = probabilities::<U>(s, self.scale, base, r, plan);
             self.row_sum[r] = self.row_sum[r] * alpha[r] + sum;
         }
         U::rescale(acc, &alpha, stale, scratch, plan);
@@ -107,44 +114,9 @@ impl OnlineSoftmax {
     /// Natural logarithm of `Σ exp(logit)`; -inf for a row that saw nothing.
     pub fn lse(&self, #[comptime] r: usize) -> f32 {
         let sum = self.row_sum[r];
-        let log2_max = base_distance(
-            self.row_max[r],
-            f32::new(0.0),
-            self.scale,
-            comptime!(self.isa),
-        );
+        let log2_max = self.row_max[r] * self.scale;
         let lse = log2_max * comptime!(core::f32::consts::LN_2) + sum.ln();
         select(sum == f32::new(0.0), neg_infinity(comptime!(self.isa)), lse)
-    }
-}
-
-/// What [`OnlineSoftmax`] keeps of a maximum `m`.
-#[cube]
-fn base_of(m: f32, scale: f32, #[comptime] isa: Isa) -> f32 {
-    if comptime!(isa == Isa::Ptx) {
-        m * scale
-    } else {
-        m
-    }
-}
-
-/// `scale·(a - b)` for two values of [`base_of`].
-#[cube]
-fn base_distance(a: f32, b: f32, scale: f32, #[comptime] isa: Isa) -> f32 {
-    if comptime!(isa == Isa::Ptx) {
-        a - b
-    } else {
-        (a - b) * scale
-    }
-}
-
-/// `scale·s - base`, `base` being a value of [`base_of`].
-#[cube]
-fn exponent(s: f32, base: f32, scale: f32, #[comptime] isa: Isa) -> f32 {
-    if comptime!(isa == Isa::Ptx) {
-        s * scale - base
-    } else {
-        (s - base) * scale
     }
 }
 
@@ -165,9 +137,39 @@ fn row_peaks<U: MatrixUnit>(s: &U::Frag, #[comptime] rows: usize) -> Array<f32> 
     peak
 }
 
-/// `s[r, :] = exp2(scale·s[r, :] - base)` in the sense of [`exponent`]; returns this unit's part of the sum.
+/// `s[r, :] = exp2(scale·(s[r, :] - base))`; returns this unit's part of the sum.
 #[cube]
 fn probabilities<U: MatrixUnit>(
+    s: &mut U::Frag,
+    scale: f32,
+    base: f32,
+    #[comptime] r: usize,
+    #[comptime] plan: Plan,
+) -> f32 {
+    let isa = comptime!(plan.isa);
+    if comptime!(plan.exponent == Exponent::Exact) {
+        exact::<U>(s, scale, base, r, isa)
+    } else {
+        let scaled = base * scale;
+        let mut sum = f32::new(0.0);
+        if scaled.abs() > FUSED_LIMIT {
+            sum = exact::<U>(s, scale, base, r, isa);
+        } else {
+            let cols = U::cols(&*s);
+            #[unroll]
+            for c in 0..cols {
+                let p = exp2(U::get(&*s, r, c) * scale - scaled, isa);
+                U::set(s, r, c, p);
+                sum += p;
+            }
+        }
+        sum
+    }
+}
+
+/// [`probabilities`] by the exact difference.
+#[cube]
+fn exact<U: MatrixUnit>(
     s: &mut U::Frag,
     scale: f32,
     base: f32,
@@ -178,7 +180,7 @@ fn probabilities<U: MatrixUnit>(
     let mut sum = f32::new(0.0);
     #[unroll]
     for c in 0..cols {
-        let p = exp2(exponent(U::get(&*s, r, c), base, scale, isa), isa);
+        let p = exp2((U::get(&*s, r, c) - base) * scale, isa);
         U::set(s, r, c, p);
         sum += p;
     }

@@ -16,6 +16,15 @@ pub fn ex2(x: f32) -> f32 {
     out
 }
 
+/// `x`, unknown to the compiler: what is derived from it is computed anew, instead of being kept in
+/// registers since it was first derived.
+#[cube]
+pub fn opaque(x: u32) -> u32 {
+    let out: u32;
+    gpu_asm!("mov.b32 {o}, {x};", o = out(_) out, x = in(_) u32::cast_from(x), options(nomem));
+    out
+}
+
 /// Address of `data[at]` in the shared window, for vectors of 16 bytes.
 #[cube]
 pub fn shared_address<S: Scalar, V: Size>(data: &Shared<[Vector<S, V>]>, at: usize) -> u32 {

@@ -70,11 +70,7 @@ impl MatrixUnit for Scalar {
     fn scratch(#[comptime] plan: Plan) -> ScalarScratch {
         ScalarScratch {
             probs: Shared::<[Vector<f32, Const<4>>]>::new_slice(comptime!(plan.prob_len() / 4)),
-            reduce: Shared::<[f32]>::new_slice(comptime!(if plan.scratch_len() == 0 {
-                1
-            } else {
-                plan.scratch_len()
-            })),
+            reduce: Shared::<[f32]>::new_slice(comptime!(plan.scratch_len())),
         }
     }
 
