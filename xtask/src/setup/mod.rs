@@ -3,6 +3,7 @@
 
 mod cuda_tools;
 pub mod pip;
+mod spirv_tools;
 mod system;
 mod vulkan;
 
@@ -13,13 +14,6 @@ use xshell::{Shell, cmd};
 
 use crate::cargo::Runtime;
 use crate::{Result, paths, progress};
-use system::Packages;
-
-const SPIRV_TOOLS: Packages = Packages {
-    apt: &["spirv-tools"],
-    dnf: &["spirv-tools"],
-    pacman: &["spirv-tools"],
-};
 
 /// What to set up.
 #[derive(Args)]
@@ -42,7 +36,7 @@ impl Options {
 /// When something is missing and cannot be installed from here: the message says how to.
 pub fn run(sh: &Shell, options: &Options) -> Result<()> {
     for_runtime(sh, Runtime::Wgpu)?;
-    spirv_val(sh);
+    spirv_tools::ensure(sh)?;
     if options.cuda_tools {
         cuda_tools::ensure(sh)?;
     }
@@ -67,7 +61,7 @@ pub fn for_runtime(sh: &Shell, runtime: Runtime) -> Result<()> {
 /// # Errors
 /// When they are missing and cannot be installed from here.
 pub fn codegen_tools(sh: &Shell) -> Result<PathBuf> {
-    spirv_val(sh);
+    spirv_tools::ensure(sh)?;
     cuda_tools::ensure(sh)
 }
 
@@ -100,12 +94,3 @@ fn cuda_device() -> Result<()> {
     Err("cuda: no NVIDIA GPU here (no /dev/nvidiactl); the wgpu runtime needs none".into())
 }
 
-/// The validator of SPIR-V; nothing but `inspect` uses it, so a machine that cannot have it is
-/// told and goes on.
-fn spirv_val(sh: &Shell) {
-    if let Some(path) = paths::program("spirv-val") {
-        println!("spirv-val: {}", path.display());
-    } else if let Err(error) = system::install(sh, &SPIRV_TOOLS, "spirv-val") {
-        println!("spirv-val: not installed, SPIR-V goes unvalidated here. {error}");
-    }
-}
