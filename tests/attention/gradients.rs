@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use burn::tensor::{Device, Tensor};
 use burn_flash_attention::flash_attention;
 use flash_reference::Causality::{self, Causal, Full};
-use flash_reference::rounding::Dtype::{self, F16, F32};
+use flash_reference::rounding::Dtype::{self, Bf16, F16, F32};
 use flash_reference::rounding::{backward_plain, round_all};
 use flash_reference::{Gradients, backward};
 use rstest::rstest;
@@ -16,17 +16,22 @@ use crate::rng::Rng;
 use crate::runtime;
 use crate::support::{dims, download, upload};
 
-/// Attention is composed under autodiff.
-fn device() -> Device {
-    runtime::composed_device().autodiff()
+/// The device under test, where its kernels have the gradient; a bias and a softcap are composed.
+fn device(problem: &Problem) -> Device {
+    let composed = problem.bias.is_some() || problem.spec.softcap.is_some();
+    let device = match composed {
+        true => runtime::composed_device(),
+        false => runtime::device(),
+    };
+    device.autodiff()
 }
 
 /// dQ, dK and dV of one run.
-type Three = [Vec<f64>; 3];
+pub type Three = [Vec<f64>; 3];
 
 /// The gradients of `loss` of the attention output.
 fn gradients(problem: &Problem, loss: impl FnOnce(Tensor<4>) -> Tensor<1>) -> Three {
-    gradients_on(&device(), problem, loss)
+    gradients_on(&device(problem), problem, loss)
 }
 
 fn gradients_on(
@@ -34,23 +39,37 @@ fn gradients_on(
     problem: &Problem,
     loss: impl FnOnce(Tensor<4>) -> Tensor<1>,
 ) -> Three {
+    let shapes = [problem.dims.q(), problem.dims.k(), problem.dims.v()];
+    let mut shapes = shapes.into_iter();
+    gradient_tensors(device, problem, loss).map(|grad| {
+        let shape = shapes.next().expect("three");
+        match grad {
+            Some(grad) => {
+                assert_eq!(grad.dims(), shape);
+                download(problem.dtype, grad)
+            }
+            // Burn has no entry for a leaf that the loss does not depend on.
+            None => vec![0.0; shape.iter().product()],
+        }
+    })
+}
+
+/// dQ, dK and dV where they are, as far as the loss depends on q, k and v.
+pub fn gradient_tensors(
+    device: &Device,
+    problem: &Problem,
+    loss: impl FnOnce(Tensor<4>) -> Tensor<1>,
+) -> [Option<Tensor<4>>; 3] {
     let Qkv { q, k, v } = problem.qkv(device);
     let leaves = [q, k, v].map(Tensor::require_grad);
     let [q, k, v] = leaves.clone();
     let out = flash_attention(q, k, v, problem.options(device)).out;
     let grads = loss(out).backward();
-    leaves.map(|leaf| match leaf.grad(&grads) {
-        Some(grad) => {
-            assert_eq!(grad.dims(), leaf.dims());
-            download(problem.dtype, grad)
-        }
-        // Burn has no entry for a leaf that the loss does not depend on.
-        None => vec![0.0; leaf.shape().num_elements()],
-    })
+    leaves.map(|leaf| leaf.grad(&grads))
 }
 
 /// `Σ d_out ∘ out`, whose gradient with respect to the output is `d_out`.
-fn weighted(problem: &Problem, d_out: &[f64]) -> impl FnOnce(Tensor<4>) -> Tensor<1> {
+pub fn weighted(problem: &Problem, d_out: &[f64]) -> impl FnOnce(Tensor<4>) -> Tensor<1> {
     move |out| {
         let weights = upload(problem.dtype, problem.dims.out(), d_out, &out.device());
         (out * weights).sum()
@@ -58,14 +77,14 @@ fn weighted(problem: &Problem, d_out: &[f64]) -> impl FnOnce(Tensor<4>) -> Tenso
 }
 
 /// Random output gradient of `problem`.
-fn random_d_out(problem: &Problem) -> Vec<f64> {
+pub fn random_d_out(problem: &Problem) -> Vec<f64> {
     let values = Rng::new(21).normals(problem.dims.out().iter().product());
     round_all(problem.dtype, &values)
 }
 
 /// Asserts the rule on each gradient.
 #[track_caller]
-fn assert_right(problem: &Problem, d_out: &[f64], got: &Three) {
+pub fn assert_right(problem: &Problem, d_out: &[f64], got: &Three) {
     let three = |Gradients { dq, dk, dv, .. }: Gradients| [dq, dk, dv];
     let want = three(problem.with_inputs(|spec, x| backward(spec, x, d_out)));
     let dtype = problem.dtype;
@@ -80,7 +99,7 @@ fn assert_right(problem: &Problem, d_out: &[f64], got: &Three) {
 
 /// Runs `problem` with a random output gradient and asserts the rule.
 #[track_caller]
-fn check(problem: &Problem) -> Option<Three> {
+pub fn check(problem: &Problem) -> Option<Three> {
     if problem.is_refused() {
         return None;
     }
@@ -90,11 +109,11 @@ fn check(problem: &Problem) -> Option<Three> {
     Some(got)
 }
 
-/// Everything at once, on the device under test.
+/// Composed on the device under test too.
 #[test]
-fn on_the_device_itself() {
+fn composed_on_the_device_itself() {
     let problem = Problem::random(F32, dims(2, 4, 20, 33, 16).kv_heads(2)).causal();
-    let problem = problem.random_mask([2, 1, 1, 33], 0.3);
+    let problem = problem.random_mask([2, 1, 1, 33], 0.3).softcap(3.0);
     let d_out = random_d_out(&problem);
     let device = runtime::device().autodiff();
     let got = gradients_on(&device, &problem, weighted(&problem, &d_out));
@@ -103,11 +122,11 @@ fn on_the_device_itself() {
 
 #[rstest]
 fn full_and_causal(
-    #[values((20, 33), (33, 20), (65, 65))] lengths: (usize, usize),
+    #[values((20, 33), (33, 20), (150, 290), (290, 150))] lengths: (usize, usize),
     #[values(Full, Causal)] causality: Causality,
-    #[values(F32, F16)] dtype: Dtype,
+    #[values(F32, F16, Bf16)] dtype: Dtype,
 ) {
-    let problem = Problem::random(dtype, dims(2, 2, lengths.0, lengths.1, 16));
+    let problem = Problem::random(dtype, dims(1, 2, lengths.0, lengths.1, 64));
     check(&problem.causality(causality));
 }
 
@@ -155,7 +174,7 @@ fn case3_parameters_do_not_feel_an_empty_row() {
     let mut without = whole.clone();
     without[(6 + 5) * 16..].fill(0.0);
     let parameters = |d_out: &[f64]| -> Vec<Vec<f64>> {
-        let device = device();
+        let device = device(&problem);
         let mut rng = Rng::new(4);
         let mut weight = || {
             let values = round_all(F32, &rng.normals(16 * 16));
@@ -192,8 +211,9 @@ fn case7_gradient_from_a_concatenation(#[values(1, 2, 3)] dim: usize) {
     let problem = Problem::random(F32, dims(2, 2, 20, 33, 16));
     let d_out = random_d_out(&problem);
     let loss = |out: Tensor<4>| {
-        let weights = upload(F32, problem.dims.out(), &d_out, &device());
-        let [before, after] = [(); 2].map(|()| Tensor::zeros(out.shape(), &device()));
+        let device = out.device();
+        let weights = upload(F32, problem.dims.out(), &d_out, &device);
+        let [before, after] = [(); 2].map(|()| Tensor::zeros(out.shape(), &device));
         let weights = Tensor::cat(vec![weights.clone() * 3.0, weights.clone(), weights], dim);
         (Tensor::cat(vec![before, out, after], dim) * weights).sum()
     };
@@ -230,7 +250,7 @@ fn through_a_bias() {
 #[test]
 fn of_a_bias() {
     let problem = Problem::random(F32, dims(2, 2, 20, 33, 16)).random_bias([2, 2, 20, 33]);
-    let device = device();
+    let device = device(&problem);
     let Qkv { q, k, v } = problem.qkv(&device);
     let mut options = problem.options(&device);
     let bias = options.bias.take().expect("set").require_grad();
@@ -281,7 +301,7 @@ fn case17_causal_on_every_head() {
 #[test]
 fn case19_gradient_of_a_gradient_is_a_clear_error() {
     let problem = Problem::random(F32, dims(1, 1, 4, 4, 8));
-    let device = device();
+    let device = device(&problem);
     let Qkv { q, k, v } = problem.qkv(&device);
     let q = q.require_grad();
     let out = flash_attention(q.clone(), k, v, problem.options(&device)).out;
@@ -303,7 +323,7 @@ fn of_one_operand_alone() {
     let d_out = random_d_out(&problem);
     let all = gradients(&problem, weighted(&problem, &d_out));
     for (tracked, want) in all.iter().enumerate() {
-        let device = device();
+        let device = device(&problem);
         let Qkv { q, k, v } = problem.qkv(&device);
         let mut leaves = [q, k, v];
         leaves[tracked] = leaves[tracked].clone().require_grad();

@@ -10,6 +10,7 @@ use flash_reference::rounding::Dtype::{F16, F32};
 use rstest::rstest;
 
 use crate::compare::{assert_within, limit};
+use crate::gradients::{self, assert_right, gradient_tensors, random_d_out, weighted};
 use crate::problem::{Problem, Qkv};
 use crate::runtime::{self, Runtime};
 use crate::support::{Dims, dims, download};
@@ -81,6 +82,14 @@ fn case8_65536_heads() {
     let _turn = turn();
     let dims = on_card(dims(1, 65_536, 10, 10, 16), dims(1, 65_537, 1, 3, 8));
     Problem::random(F32, dims).check();
+}
+
+#[test]
+fn case8_gradients_of_65536_heads() {
+    let _turn = turn();
+    let dims = on_card(dims(1, 65_536, 10, 10, 16), dims(1, 65_537, 1, 3, 8));
+    let gradients = gradients::check(&Problem::random(F32, dims));
+    assert!(gradients.is_some(), "every device has f32");
 }
 
 #[test]
@@ -247,7 +256,7 @@ fn case9_mask_offsets() {
     }
 }
 
-/// Scores of more than 4 GiB, were they ever in memory: the forward half of the case.
+/// Scores of more than 4 GiB, were they ever in memory.
 #[rstest]
 fn case20_no_score_matrix() {
     let _turn = turn();
@@ -263,6 +272,29 @@ fn case20_no_score_matrix() {
             let one = output.out.clone().narrow(0, batch, 1).narrow(1, head, 1);
             check_part(&problem.head(batch, head), &output, one);
         }
+    }
+}
+
+/// Training without the score matrix, which is where Burn's own op gave wrong numbers silently.
+#[test]
+fn case20_gradients_without_a_score_matrix() {
+    let _turn = turn();
+    let dims = on_card(dims(4, 32, 4096, 4096, 64), dims(1, 2, 600, 600, 64));
+    let problem = Problem::random(F16, dims).causal();
+    if problem.is_refused() {
+        return;
+    }
+    let d_out = random_d_out(&problem);
+    let device = runtime::device().autodiff();
+    let grads = gradient_tensors(&device, &problem, weighted(&problem, &d_out));
+    for (batch, head) in [(0, 0), (dims.batch - 1, dims.num_heads - 1)] {
+        let part = grads.clone().map(|grad| {
+            let grad = grad.expect("the loss depends on all three");
+            download(F16, grad.narrow(0, batch, 1).narrow(1, head, 1))
+        });
+        let rows = dims.seqlen_q * dims.val_dim;
+        let d_out = &d_out[(batch * dims.num_heads + head) * rows..][..rows];
+        assert_right(&problem.head(batch, head), d_out, &part);
     }
 }
 

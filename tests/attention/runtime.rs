@@ -102,6 +102,11 @@ pub fn composed_device() -> Device {
     }
 }
 
+/// Whether Burn's own matmul may round f32 operands to tf32 here.
+pub fn multiplies_in_tf32() -> bool {
+    current() == Runtime::Cuda
+}
+
 /// Whether attention runs as one of our kernels here, rather than composed from Burn's ops.
 pub fn has_kernels() -> bool {
     current() != Runtime::Flex

@@ -3,6 +3,9 @@
 //! What the runtimes do at launch, minus the launch: used to count registers, spills and
 //! instructions, and to validate WGSL and SPIR-V on a machine without a GPU.
 
+// A scalar's compilation argument is the unit value, and CubeCL's constructors take it as one.
+#![allow(clippy::unit_arg)]
+
 use std::sync::Arc;
 
 use cubecl::{
@@ -202,7 +205,7 @@ fn compile(target: Target, kernel: KernelDefinition) -> Result<Source, String> {
             })
         }
         Target::Wgsl => {
-            let code = cubecl_wgpu::WgslCompiler::default()
+            let code = cubecl_wgpu::WgslCompiler
                 .compile(kernel, &WgpuCompilationOptions::default())
                 .map_err(|e| e.to_string())?;
             Ok(Source {
@@ -217,12 +220,14 @@ fn compile(target: Target, kernel: KernelDefinition) -> Result<Source, String> {
                     max_spirv_version: (1, 6),
                     max_vector_size: 4,
                     push_constant_size: 128,
+                    // As on every device with workgroupMemoryExplicitLayout; without it CubeCL
+                    // 0.11.3 declares shared memory in a way that SPIR-V does not allow.
                     supports_explicit_smem: true,
                     ..Default::default()
                 },
                 ..Default::default()
             };
-            let code = cubecl_spirv::SpirvCompiler::default()
+            let code = cubecl_spirv::SpirvCompiler
                 .compile(kernel, &options)
                 .map_err(|e| e.to_string())?;
             Ok(Source {

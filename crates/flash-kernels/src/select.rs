@@ -144,6 +144,7 @@ struct Row {
     queries: QueryOperand,
 }
 
+#[allow(clippy::too_many_arguments)]
 const fn row(
     pass: Pass,
     unit: UnitKind,

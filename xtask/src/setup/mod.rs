@@ -93,4 +93,3 @@ fn cuda_device() -> Result<()> {
     }
     Err("cuda: no NVIDIA GPU here (no /dev/nvidiactl); the wgpu runtime needs none".into())
 }
-

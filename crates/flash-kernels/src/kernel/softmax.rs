@@ -81,6 +81,7 @@ impl OnlineSoftmax {
         let mut peak = row_peaks::<U>(&*s, rows);
         U::reduce_max(&mut peak, scratch, plan);
         let mut alpha = Array::<f32>::new(rows);
+        let mut base = Array::<f32>::new(rows);
         let mut stale = false.runtime();
         #[unroll]
         for r in 0..rows {
@@ -90,12 +91,15 @@ impl OnlineSoftmax {
             let keep = new <= old || (new - old) * self.scale <= LAZY_LIMIT;
             let now = select(keep, old, new);
             stale = stale || !keep;
-            let base = finite_or_zero(now, isa);
-            let lag = exp2((old - base) * self.scale, isa);
+            base[r] = finite_or_zero(now, isa);
+            let lag = exp2((old - base[r]) * self.scale, isa);
             alpha[r] = select(keep, f32::new(1.0), lag);
             self.row_max[r] = now;
-            let sum = probabilities::<U>(s, self.scale, base, r, plan);
-            self.row_sum[r] = self.row_sum[r] * alpha[r] + sum;
+        }
+        let sum = probabilities::<U>(s, self.scale, &base, rows, plan);
+        #[unroll]
+        for r in 0..rows {
+            self.row_sum[r] = self.row_sum[r] * alpha[r] + sum[r];
         }
         U::rescale(acc, &alpha, stale, scratch, plan);
     }
@@ -137,34 +141,33 @@ fn row_peaks<U: MatrixUnit>(s: &U::Frag, #[comptime] rows: usize) -> Array<f32> 
     peak
 }
 
-/// `s[r, :] = exp2(scale·(s[r, :] - base))`; returns this unit's part of the sum.
+/// `s[r, :] = exp2(scale·(s[r, :] - base[r]))`; returns this unit's part of each row's sum.
 #[cube]
 fn probabilities<U: MatrixUnit>(
     s: &mut U::Frag,
     scale: f32,
-    base: f32,
-    #[comptime] r: usize,
+    base: &Array<f32>,
+    #[comptime] rows: usize,
     #[comptime] plan: Plan,
-) -> f32 {
+) -> Array<f32> {
+    let mut sum = Array::<f32>::new(rows);
     let isa = comptime!(plan.isa);
     if comptime!(plan.exponent == Exponent::Exact) {
-        exact::<U>(s, scale, base, r, isa)
+        exact::<U>(s, scale, base, &mut sum, rows, isa);
     } else {
-        let scaled = base * scale;
-        let mut sum = f32::new(0.0);
-        if scaled.abs() > FUSED_LIMIT {
-            sum = exact::<U>(s, scale, base, r, isa);
-        } else {
-            let cols = U::cols(&*s);
-            #[unroll]
-            for c in 0..cols {
-                let p = exp2(U::get(&*s, r, c) * scale - scaled, isa);
-                U::set(s, r, c, p);
-                sum += p;
-            }
+        // One branch for all rows, so that their instructions mix.
+        let mut far = false.runtime();
+        #[unroll]
+        for r in 0..rows {
+            far = far || (base[r] * scale).abs() > FUSED_LIMIT;
         }
-        sum
+        if far {
+            exact::<U>(s, scale, base, &mut sum, rows, isa);
+        } else {
+            fused::<U>(s, scale, base, &mut sum, rows, isa);
+        }
     }
+    sum
 }
 
 /// [`probabilities`] by the exact difference.
@@ -172,17 +175,46 @@ fn probabilities<U: MatrixUnit>(
 fn exact<U: MatrixUnit>(
     s: &mut U::Frag,
     scale: f32,
-    base: f32,
-    #[comptime] r: usize,
+    base: &Array<f32>,
+    sum: &mut Array<f32>,
+    #[comptime] rows: usize,
     #[comptime] isa: Isa,
-) -> f32 {
+) {
     let cols = U::cols(&*s);
-    let mut sum = f32::new(0.0);
     #[unroll]
-    for c in 0..cols {
-        let p = exp2((U::get(&*s, r, c) - base) * scale, isa);
-        U::set(s, r, c, p);
-        sum += p;
+    for r in 0..rows {
+        let mut total = f32::new(0.0);
+        #[unroll]
+        for c in 0..cols {
+            let p = exp2((U::get(&*s, r, c) - base[r]) * scale, isa);
+            U::set(s, r, c, p);
+            total += p;
+        }
+        sum[r] = total;
     }
-    sum
+}
+
+/// [`probabilities`] by a multiply-add.
+#[cube]
+fn fused<U: MatrixUnit>(
+    s: &mut U::Frag,
+    scale: f32,
+    base: &Array<f32>,
+    sum: &mut Array<f32>,
+    #[comptime] rows: usize,
+    #[comptime] isa: Isa,
+) {
+    let cols = U::cols(&*s);
+    #[unroll]
+    for r in 0..rows {
+        let scaled = base[r] * scale;
+        let mut total = f32::new(0.0);
+        #[unroll]
+        for c in 0..cols {
+            let p = exp2(U::get(&*s, r, c) * scale - scaled, isa);
+            U::set(s, r, c, p);
+            total += p;
+        }
+        sum[r] = total;
+    }
 }

@@ -43,9 +43,8 @@ pub fn load_tile<E: Float, W: Size, S: Float, V: Size>(
     #[unroll(rounds <= 16)]
     for i in 0..rounds {
         let slot = UNIT_POS as usize + i * comptime!(plan.threads);
-        if comptime!(total % plan.threads == 0) {
-            load_slot(src, rows, dst, first, slot, per_row, plan);
-        } else if slot < total {
+        // The first comparison is comptime: where the slots come out even, so is the whole test.
+        if comptime!(total % plan.threads == 0) || slot < total {
             load_slot(src, rows, dst, first, slot, per_row, plan);
         }
     }

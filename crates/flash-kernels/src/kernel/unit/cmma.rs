@@ -206,8 +206,8 @@ impl<E: Float> MatrixUnit for Cmma<E> {
                     #[unroll]
                     for g in 0..comptime!(part_width(acc.cols, plan) / 4 / parts(plan)) {
                         let at = line + comptime!(g * parts(plan));
-                        scratch.scores[at] =
-                            scratch.scores[at] * Vector::<f32, Const<4>>::new(alpha[r]);
+                        let seen = scratch.scores[at];
+                        scratch.scores[at] = seen * Vector::<f32, Const<4>>::new(alpha[r]);
                     }
                 }
                 take_part(acc, &*scratch, part, plan);

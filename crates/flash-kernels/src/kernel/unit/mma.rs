@@ -132,7 +132,7 @@ fn multiply_pair<E: HalfFloat>(
 }
 
 #[cube]
-fn left_block<E: HalfFloat>(
+fn left_block(
     a: &MmaLeft,
     #[comptime] m: usize,
     #[comptime] k: usize,
@@ -200,7 +200,7 @@ impl<E: HalfFloat> MatrixUnit for Mma<E> {
             let mut left = Array::<Vector<u32, Const<4>>>::new(m_tiles);
             #[unroll]
             for m in 0..m_tiles {
-                left[m] = left_block::<E>(a, m, k, depth, plan);
+                left[m] = left_block(a, m, k, depth, plan);
             }
             #[unroll]
             for pair in 0..comptime!(n_tiles / 2) {
