@@ -138,7 +138,8 @@ impl Bench {
     }
 }
 
-/// Who runs the cases.
+/// Who runs the cases. There is one, so its size does not matter.
+#[allow(clippy::large_enum_variant)]
 enum Runner {
     Here(Bench),
     /// A child per series, `None` until its first case and after a case that did not count.

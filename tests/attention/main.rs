@@ -35,3 +35,4 @@ mod runtime;
 mod shapes;
 mod strides;
 mod support;
+mod verbs;

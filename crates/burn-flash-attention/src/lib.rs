@@ -25,7 +25,6 @@
 //! chip. Composed of Burn's operations instead, with the scores in memory:
 //!
 //! - with a bias or a softcap;
-//! - where q, k or v is tracked by autodiff;
 //! - on the CPU backends, and for f64;
 //! - on a device that has room for no plan.
 //!
@@ -40,6 +39,9 @@
 //! - A row that sees nothing is 0, with a log-sum-exp of -∞ and zero gradients.
 //! - A key that no query may see has no influence, NaN included. Composed operations let a NaN in
 //!   the value of a key through to the queries that may not see it if others may.
+
+// A backend extension takes its tensors one by one: Burn rewrites each argument.
+#![allow(clippy::too_many_arguments)]
 
 #[cfg(feature = "autodiff")]
 mod autodiff;
