@@ -177,7 +177,7 @@ impl<M: Int> Mask<M> {
         }
     }
 
-    /// [`Self::apply`] where rows are keys and columns queries.
+    /// `Self::apply` where rows are keys and columns queries.
     pub fn apply_transposed<U: MatrixUnit>(
         &self,
         s: &mut U::Frag,

@@ -1,5 +1,5 @@
-//! Device code. The recurrence is written once ([`softmax`]); what multiplies is behind
-//! [`unit::MatrixUnit`]; what a query sees is in [`mask`] alone.
+//! Device code. The recurrence is written once (`softmax`); what multiplies is behind
+//! `unit::MatrixUnit`; what a query sees is in `mask` alone.
 
 // The `cube` macros generate public items beside each function and type, without docs.
 #![allow(missing_docs)]

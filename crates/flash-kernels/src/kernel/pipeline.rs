@@ -11,9 +11,9 @@ use crate::plan::{CopyKind, Plan, ValueBuffer};
 
 /// The tiles of two tensors that are walked together (K and V, or Q and dO).
 ///
-/// Under [`CopyKind::Async`] there are two stages: [`Self::first`] waits for this step's tiles and
-/// sends off the next one's. Under [`CopyKind::Vector`] there is one and the loads are made when
-/// the tile is asked for. Under [`ValueBuffer::OfKeys`] the two share a buffer.
+/// Under `CopyKind::Async` there are two stages: `Self::first` waits for this step's tiles and
+/// sends off the next one's. Under `CopyKind::Vector` there is one and the loads are made when
+/// the tile is asked for. Under `ValueBuffer::OfKeys` the two share a buffer.
 #[derive(CubeType)]
 pub struct Pipeline<U: MatrixUnit> {
     one: Shared<[Vector<U::Stage, U::Width>]>,
@@ -165,7 +165,7 @@ impl<U: MatrixUnit> Pipeline<U> {
         tile_of::<U>(&self.two, step, comptime!(self.two_cols), plan)
     }
 
-    /// The first tensor's tile once more, after [`Self::second`].
+    /// The first tensor's tile once more, after `Self::second`.
     pub fn again<E: Float, W: Size>(
         &self,
         one: &Tensor<Vector<E, W>>,

@@ -10,9 +10,9 @@ use crate::{Causality, Isa};
 pub struct Seq {
     /// Batch index.
     pub batch: usize,
-    /// Query head, or key head of [`Self::locate_keys`].
+    /// Query head, or key head of `Self::locate_keys`.
     pub head: usize,
-    /// First row of the tile: a query, or a key of [`Self::locate_keys`].
+    /// First row of the tile: a query, or a key of `Self::locate_keys`.
     pub start: u32,
 }
 
@@ -23,7 +23,7 @@ pub fn position() -> u32 {
     CUBE_POS_Y * CUBE_COUNT_X + CUBE_POS_X
 }
 
-/// [`position`] once more, for after a long loop: on PTX nothing that was derived from the first one
+/// `position` once more, for after a long loop: on PTX nothing that was derived from the first one
 /// has to stay in registers until then.
 #[cube]
 pub fn position_again(#[comptime] isa: Isa) -> u32 {

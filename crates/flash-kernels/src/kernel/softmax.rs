@@ -4,8 +4,8 @@
 //! `alpha` are both in base 2, `exp2(c·(s - m))` with `c = scale·log2(e)`.
 //!
 //! A large `c·m` has a large rounding error. In `c·(s - m)` it does not appear, since the difference
-//! is exact ([`Exponent::Exact`]). `c·s - c·m` as one fused multiply-add saves an instruction per
-//! score ([`Exponent::Fused`]), has the rounding error of `c·m` in it, and is used by 16-bit plans
+//! is exact (`Exponent::Exact`). `c·s - c·m` as one fused multiply-add saves an instruction per
+//! score (`Exponent::Fused`), has the rounding error of `c·m` in it, and is used by 16-bit plans
 //! for as long as that error is far below theirs.
 
 use cubecl::prelude::*;
@@ -32,7 +32,7 @@ const FUSED_LIMIT: f32 = 512.0;
 pub struct OnlineSoftmax {
     /// `max(s)` so far, equal in all units that share the row.
     row_max: Array<f32>,
-    /// This unit's part of `Σ exp2(s - row_max)`; reduced over the row in [`Self::finish`].
+    /// This unit's part of `Σ exp2(s - row_max)`; reduced over the row in `Self::finish`.
     row_sum: Array<f32>,
     /// What is folded into the exponent: `scale·log2(e)`, or 1 if it is in `s` already.
     scale: f32,
@@ -67,7 +67,7 @@ impl OnlineSoftmax {
     ///
     /// Shapes: `s` `[rows, cols]` becomes `p`; `acc` has the same rows. The units of a row agree
     /// on its maximum when this returns; what `U` needs for that is synchronised by `U`.
-    /// `m'` may lag behind by [`LAZY_LIMIT`] so that `acc` is rarely touched; the result is the
+    /// `m'` may lag behind by `LAZY_LIMIT` so that `acc` is rarely touched; the result is the
     /// same, since `p`, `l` and `acc` share the base.
     pub fn step<U: MatrixUnit>(
         &mut self,
@@ -170,7 +170,7 @@ fn probabilities<U: MatrixUnit>(
     sum
 }
 
-/// [`probabilities`] by the exact difference.
+/// `probabilities` by the exact difference.
 #[cube]
 fn exact<U: MatrixUnit>(
     s: &mut U::Frag,
@@ -194,7 +194,7 @@ fn exact<U: MatrixUnit>(
     }
 }
 
-/// [`probabilities`] by a multiply-add.
+/// `probabilities` by a multiply-add.
 #[cube]
 fn fused<U: MatrixUnit>(
     s: &mut U::Frag,

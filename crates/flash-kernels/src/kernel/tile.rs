@@ -23,8 +23,8 @@ pub struct SharedTile<S: Scalar, V: Size> {
 
 /// `dst[r, c] = src[first + r, c]`, 0 past the last row or column, for `tile_rows × cols`.
 ///
-/// All units of the cube share the work. Nothing is synchronised: under [`CopyKind::Vector`] a
-/// cube barrier makes the tile visible, under [`CopyKind::Async`] the wait for the group that
+/// All units of the cube share the work. Nothing is synchronised: under `CopyKind::Vector` a
+/// cube barrier makes the tile visible, under `CopyKind::Async` the wait for the group that
 /// the caller commits, and then a barrier.
 #[cube]
 pub fn load_tile<E: Float, W: Size, S: Float, V: Size>(
@@ -106,7 +106,7 @@ fn gather<E: Float, W: Size, S: Float, V: Size>(
 }
 
 /// Sends the rows `[first, first + block_m)`, which the cube owns, to shared memory of their own.
-/// Visible after [`own_wait`].
+/// Visible after `own_wait`.
 #[cube]
 pub fn own<U: MatrixUnit, E: Float, W: Size>(
     src: &Tensor<Vector<E, W>>,
@@ -139,7 +139,7 @@ pub fn own<U: MatrixUnit, E: Float, W: Size>(
     tile
 }
 
-/// Makes the tiles of [`own`] visible to the cube, while the first step's may still travel.
+/// Makes the tiles of `own` visible to the cube, while the first step's may still travel.
 #[cube]
 pub fn own_wait(#[comptime] plan: Plan) {
     if comptime!(plan.copy == CopyKind::Async) {

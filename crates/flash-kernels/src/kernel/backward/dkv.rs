@@ -18,7 +18,7 @@ use crate::{
 
 /// `dv = pᵀ·dO`, `dk = scale · dsᵀ·q`, summed over the query heads of the key head.
 ///
-/// Shapes: q, k, v, d_out by strides; stats of [`super::delta`]; mask as in the forward pass; d_kv
+/// Shapes: q, k, v, d_out by strides; stats of `super::delta`; mask as in the forward pass; d_kv
 /// holds dk `[batch, kv_heads, seqlen_k, head_dim]` and, from element `dv_offset`, dv
 /// `[batch, kv_heads, seqlen_k, val_dim]`, packed: one buffer, since WebGPU binds eight.
 ///

@@ -18,7 +18,7 @@ use crate::{
 
 /// `dq = scale · ds·k`, `ds = p∘(dO·vᵀ - delta)`, `p = exp2(c·q·kᵀ - lse)`.
 ///
-/// Shapes: q, k, v, d_out by strides; stats of [`super::delta`]; mask as in the forward pass; d_q
+/// Shapes: q, k, v, d_out by strides; stats of `super::delta`; mask as in the forward pass; d_q
 /// `[batch, heads, seqlen_q, head_dim]` packed. `scale_log2 = scale·log2(e)`.
 ///
 /// A cube owns `block_m` queries of one head and walks the keys they see. Nothing is shared

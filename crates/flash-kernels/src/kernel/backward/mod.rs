@@ -1,7 +1,7 @@
 //! The gradient: three short kernels without atomics, so equal bits from run to run.
 //!
-//! FlashAttention-2 (Dao 2023), algorithm 2, split as Metal FlashAttention does: [`delta`], then
-//! [`dq`] (owns queries, walks keys) and [`dkv`] (owns keys, walks queries). `p` is recomputed from
+//! FlashAttention-2 (Dao 2023), algorithm 2, split as Metal FlashAttention does: `delta`, then
+//! `dq` (owns queries, walks keys) and `dkv` (owns keys, walks queries). `p` is recomputed from
 //! q, k and the log-sum-exp; no `[seqlen_q, seqlen_k]` matrix exists.
 
 pub mod delta;

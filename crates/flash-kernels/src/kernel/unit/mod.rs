@@ -18,7 +18,7 @@ pub use scalar::Scalar;
 /// Multiplies tiles, and shows a product as rows × columns of f32 registers.
 ///
 /// A cube's `block_m` rows are shared out among groups of units (the cube itself, or its planes).
-/// Softmax, mask and score see only `(row, col, value)` of a [`Self::Frag`]. Every verb is called
+/// Softmax, mask and score see only `(row, col, value)` of a `Self::Frag`. Every verb is called
 /// by all units of the cube in uniform control flow and synchronises what it needs itself; where
 /// a verb leaves something for the caller to synchronise, it says so.
 #[cube]
@@ -58,10 +58,10 @@ pub trait MatrixUnit: Send + Sync + 'static {
         #[comptime] plan: Plan,
     ) -> Self::Frag;
 
-    /// Turns a product `[block_m, block_n]` into a left operand, rounded to [`Self::Stage`].
+    /// Turns a product `[block_m, block_n]` into a left operand, rounded to `Self::Stage`.
     fn hold(frag: &Self::Frag, scratch: &mut Self::Scratch, #[comptime] plan: Plan) -> Self::Held;
 
-    /// To be called between the last use of a held operand and the next [`Self::hold`] where no
+    /// To be called between the last use of a held operand and the next `Self::hold` where no
     /// cube barrier lies between them.
     fn reuse(#[comptime] plan: Plan);
 
@@ -87,7 +87,7 @@ pub trait MatrixUnit: Send + Sync + 'static {
         #[comptime] plan: Plan,
     );
 
-    /// Columns of an accumulator of `cols` that [`Self::read`] shows at a time; divides `cols`.
+    /// Columns of an accumulator of `cols` that `Self::read` shows at a time; divides `cols`.
     fn part_cols(#[comptime] cols: usize, #[comptime] plan: Plan) -> comptime_type!(usize);
 
     /// Columns `[part·part_cols, (part+1)·part_cols)` of the accumulator as the units see them.

@@ -1,9 +1,7 @@
-//! PTX instructions that CubeCL has no word for. Only plans with [`Isa::Ptx`] may reach them.
+//! PTX instructions that CubeCL has no word for. Only plans with `Isa::Ptx` may reach them.
 //!
 //! `T::cast_from(x)` around an operand forces a read by value: a mutable variable would hand its
 //! address to the assembler.
-//!
-//! [`Isa::Ptx`]: crate::Isa::Ptx
 
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
@@ -32,7 +30,7 @@ pub fn shared_address<S: Scalar, V: Size>(data: &Shared<[Vector<S, V>]>, at: usi
 }
 
 /// `to[at] = from[index]`, 16 bytes, of which the first `bytes` (0 or 16) are read and the rest
-/// become zero. Complete after [`copy_wait`] for the group that [`copy_commit`] closes.
+/// become zero. Complete after `copy_wait` for the group that `copy_commit` closes.
 #[cube]
 pub fn copy_async<S: Scalar, V: Size, E: Scalar, W: Size>(
     to: &Shared<[Vector<S, V>]>,
@@ -58,7 +56,7 @@ fn copy_16<E: Scalar, W: Size>(dst: u32, src: *const Vector<E, W>, bytes: u32) {
 }
 
 /// `to[at] = from[index]`, 8 bytes, of which the first `bytes` (0 or 8) are read and the rest become
-/// zero. Complete as [`copy_async`].
+/// zero. Complete as `copy_async`.
 #[cube]
 pub fn copy_async_8(
     to: &Shared<[Vector<f32, Const<2>>]>,
@@ -113,7 +111,7 @@ pub fn ldmatrix(address: u32, #[comptime] offset: u32) -> Vector<u32, Const<4>> 
     out
 }
 
-/// As [`ldmatrix`], each matrix transposed.
+/// As `ldmatrix`, each matrix transposed.
 #[cube]
 pub fn ldmatrix_trans(address: u32, #[comptime] offset: u32) -> Vector<u32, Const<4>> {
     let out: Vector<u32, Const<4>>;
