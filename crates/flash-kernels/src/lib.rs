@@ -6,6 +6,7 @@
 
 #[cfg(feature = "codegen")]
 pub mod codegen;
+pub mod device;
 pub mod error;
 pub mod kernel;
 pub mod launch;
@@ -13,6 +14,7 @@ pub mod plan;
 pub mod problem;
 pub mod select;
 
+pub use device::DeviceClass;
 pub use error::AttentionError;
 pub use launch::{
     BackwardInputs, BackwardPlans, ForwardOutput, Gradients, MaskKind, MaskView, TensorView,
@@ -20,4 +22,3 @@ pub use launch::{
 };
 pub use plan::{CopyKind, Isa, Pass, Plan, Reduction, TileShape, UnitKind};
 pub use problem::{AttentionProblem, AttentionShape, Causality, FloatKind, Masking};
-pub use select::DeviceClass;

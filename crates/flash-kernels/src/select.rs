@@ -1,11 +1,6 @@
 //! One table: device class × element size × head size → plan.
 
-use cubecl::{
-    client::Client,
-    features::{MmaConfig, Plane, TypeUsage},
-    ir::{AddressType, DeviceProperties, ElemType, FloatKind as CubeFloat},
-};
-
+pub use crate::device::DeviceClass;
 use crate::{
     AttentionError, AttentionProblem, FloatKind,
     plan::{
@@ -14,125 +9,12 @@ use crate::{
     },
 };
 
-/// What a device can do, as far as the table asks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeviceClass {
-    /// Instructions beyond CubeCL's own.
-    pub isa: Isa,
-    /// Units of a plane, if it is fixed and has plane operations.
-    pub plane_size: Option<usize>,
-    /// Shared memory of a cube in bytes.
-    pub shared_bytes: usize,
-    /// Units of a cube.
-    pub max_threads: usize,
-    /// Cubes along x and y.
-    pub max_cubes: (u32, u32),
-    /// Widest vector in global memory.
-    pub max_vector: usize,
-    /// f16 can be stored and converted.
-    pub f16: bool,
-    /// bf16 can be stored and converted.
-    pub bf16: bool,
-    /// 16×16×16 cooperative matrices of f16.
-    pub cmma_f16: bool,
-    /// 16×16×16 cooperative matrices of bf16.
-    pub cmma_bf16: bool,
-    /// Buffers of more than 2^32 elements can be addressed.
-    pub wide_addresses: bool,
-}
-
-impl DeviceClass {
-    /// The class of the device behind `client`.
-    pub fn of(client: &Client) -> Self {
-        Self::from_properties(client.properties())
-    }
-
-    /// The class of a device with these properties.
-    pub fn from_properties(device: &DeviceProperties) -> Self {
-        let hardware = &device.hardware;
-        let plane = &device.features.plane;
-        let fixed = hardware.plane_size_min == hardware.plane_size_max;
-        let (f16, bf16) = (
-            ElemType::Float(CubeFloat::F16),
-            ElemType::Float(CubeFloat::BF16),
-        );
-        let isa = isa(device);
-        Self {
-            isa,
-            // CubeCL reports `Plane::Sync` where a plane can synchronise by itself; CUDA always
-            // can.
-            plane_size: (fixed && plane.contains(Plane::Ops))
-                .then_some(hardware.plane_size_max as usize),
-            shared_bytes: hardware.max_shared_memory_size,
-            max_threads: hardware.max_units_per_cube.min(hardware.max_cube_dim.0) as usize,
-            max_cubes: (hardware.max_cube_count.0, hardware.max_cube_count.1),
-            max_vector: hardware.max_vector_size.min(8),
-            f16: storable(device, f16),
-            bf16: storable(device, bf16),
-            cmma_f16: plane.contains(Plane::Sync) && has_cmma(device, f16),
-            cmma_bf16: plane.contains(Plane::Sync) && has_cmma(device, bf16),
-            wide_addresses: device.supports_address(AddressType::U64),
-        }
-    }
-
-    fn cmma(&self, dtype: FloatKind) -> bool {
-        match dtype {
-            FloatKind::F32 => false,
-            FloatKind::F16 => self.cmma_f16,
-            FloatKind::Bf16 => self.cmma_bf16,
-        }
-    }
-
-    fn stores(&self, dtype: FloatKind) -> bool {
-        match dtype {
-            FloatKind::F32 => true,
-            FloatKind::F16 => self.f16,
-            FloatKind::Bf16 => self.bf16,
-        }
-    }
-}
-
-/// PTX of sm_80 or later. The LLVM compiler reports the same fingerprint but has no inline
-/// assembly; it also clears `copy_async`, which tells the two apart.
-fn isa(device: &DeviceProperties) -> Isa {
-    let sm = device
-        .identity
-        .fingerprint
-        .strip_prefix("ptx_sm")
-        .and_then(|sm| {
-            sm.trim_end_matches(|c: char| !c.is_ascii_digit())
-                .parse::<u32>()
-                .ok()
-        });
-    match sm {
-        Some(sm) if sm >= 80 && device.features.copy_async => Isa::Ptx,
-        _ => Isa::Portable,
-    }
-}
-
-fn storable(device: &DeviceProperties, element: ElemType) -> bool {
-    let usage = device.type_usage(element);
-    usage.contains(TypeUsage::Buffer) && usage.contains(TypeUsage::Conversion)
-}
-
-fn has_cmma(device: &DeviceProperties, element: ElemType) -> bool {
-    device.features.matmul.cmma.contains(&MmaConfig {
-        a_type: element,
-        b_type: element,
-        cd_type: ElemType::Float(CubeFloat::F32),
-        m: 16,
-        n: 16,
-        k: 16,
-    })
-}
-
 /// A row of the table. Rows of a unit are tried from the top; the first whose plan the device can
 /// run is taken.
 struct Row {
     pass: Pass,
     unit: UnitKind,
     isa: Isa,
-    copy: CopyKind,
     /// Largest padded head and value size the row is meant for.
     max_dim: usize,
     block_m: usize,
@@ -144,266 +26,70 @@ struct Row {
     queries: QueryOperand,
 }
 
-#[allow(clippy::too_many_arguments)]
-const fn row(
-    pass: Pass,
-    unit: UnitKind,
-    isa: Isa,
-    max_dim: usize,
-    [block_m, block_n]: [usize; 2],
-    [threads, rows]: [usize; 2],
-    values: ValueBuffer,
-    queries: QueryOperand,
-) -> Row {
-    let copy = match isa {
-        Isa::Portable => CopyKind::Vector,
-        Isa::Ptx => CopyKind::Async,
+/// Writes `TABLE`, a row a line.
+macro_rules! table {
+    ($($pass:ident $unit:ident $isa:ident $max_dim:literal [$block_m:literal $block_n:literal]
+        [$threads:literal $rows:literal] $values:ident $queries:ident,)*) => {
+        /// The table. Within a pass and a unit: wide devices first, then what fits 48, 32 and 16 KB.
+        const TABLE: &[Row] = &[$(Row {
+            pass: Pass::$pass,
+            unit: UnitKind::$unit,
+            isa: Isa::$isa,
+            max_dim: $max_dim,
+            block_m: $block_m,
+            block_n: $block_n,
+            threads: $threads,
+            rows: $rows,
+            values: ValueBuffer::$values,
+            queries: QueryOperand::$queries,
+        }),*];
     };
-    Row {
-        pass,
-        unit,
-        isa,
-        copy,
-        max_dim,
-        block_m,
-        block_n,
-        threads,
-        rows,
-        values,
-        queries,
-    }
 }
 
-use Isa::{Portable, Ptx};
-use Pass::{Dkv, Dq, Forward};
-use QueryOperand::{Reread, Resident};
-use UnitKind::{Cmma, Mma, Scalar};
-use ValueBuffer::{OfKeys, Own};
-
-/// The table. Within a unit: wide devices first, then what fits 48, 32 and 16 KB.
-const TABLE: &[Row] = &[
-    row(Forward, Mma, Ptx, 64, [128, 64], [128, 32], Own, Resident),
-    row(Forward, Mma, Ptx, 128, [128, 64], [128, 32], Own, Reread),
-    row(Forward, Mma, Ptx, 256, [128, 64], [256, 16], Own, Reread),
-    row(Forward, Mma, Ptx, 256, [64, 32], [128, 16], Own, Reread),
-    row(
-        Forward,
-        Cmma,
-        Portable,
-        64,
-        [64, 32],
-        [128, 16],
-        Own,
-        Resident,
-    ),
-    row(
-        Forward,
-        Cmma,
-        Portable,
-        128,
-        [64, 32],
-        [128, 16],
-        Own,
-        Resident,
-    ),
-    row(
-        Forward,
-        Cmma,
-        Portable,
-        256,
-        [32, 16],
-        [64, 16],
-        OfKeys,
-        Resident,
-    ),
-    row(
-        Forward,
-        Cmma,
-        Portable,
-        256,
-        [16, 16],
-        [32, 16],
-        OfKeys,
-        Resident,
-    ),
-    row(Forward, Scalar, Ptx, 64, [64, 64], [256, 4], Own, Reread),
-    row(Forward, Scalar, Ptx, 128, [64, 32], [256, 4], Own, Reread),
-    row(
-        Forward,
-        Scalar,
-        Portable,
-        256,
-        [64, 64],
-        [256, 4],
-        Own,
-        Reread,
-    ),
-    row(
-        Forward,
-        Scalar,
-        Portable,
-        256,
-        [64, 32],
-        [128, 4],
-        OfKeys,
-        Reread,
-    ),
-    row(
-        Forward,
-        Scalar,
-        Portable,
-        256,
-        [32, 32],
-        [64, 4],
-        Own,
-        Reread,
-    ),
-    row(
-        Forward,
-        Scalar,
-        Portable,
-        256,
-        [32, 32],
-        [64, 4],
-        OfKeys,
-        Reread,
-    ),
-    row(
-        Forward,
-        Scalar,
-        Portable,
-        256,
-        [32, 16],
-        [64, 4],
-        OfKeys,
-        Reread,
-    ),
-    row(
-        Forward,
-        Scalar,
-        Portable,
-        256,
-        [16, 8],
-        [32, 4],
-        OfKeys,
-        Reread,
-    ),
-    row(
-        Forward,
-        Scalar,
-        Portable,
-        256,
-        [4, 8],
-        [8, 4],
-        OfKeys,
-        Reread,
-    ),
-    row(Dq, Mma, Ptx, 64, [128, 64], [128, 32], Own, Reread),
-    row(Dq, Mma, Ptx, 128, [64, 64], [128, 16], Own, Reread),
-    row(Dq, Mma, Ptx, 256, [64, 32], [128, 16], Own, Reread),
-    row(Dkv, Mma, Ptx, 64, [64, 64], [128, 16], Own, Reread),
-    row(Dkv, Mma, Ptx, 128, [64, 32], [128, 16], Own, Reread),
-    row(Dkv, Mma, Ptx, 256, [64, 16], [128, 16], Own, Reread),
-    row(Dq, Cmma, Portable, 64, [32, 32], [64, 16], OfKeys, Resident),
-    row(
-        Dq,
-        Cmma,
-        Portable,
-        128,
-        [32, 16],
-        [64, 16],
-        OfKeys,
-        Resident,
-    ),
-    row(
-        Dq,
-        Cmma,
-        Portable,
-        256,
-        [16, 16],
-        [32, 16],
-        OfKeys,
-        Resident,
-    ),
-    row(
-        Dkv,
-        Cmma,
-        Portable,
-        64,
-        [32, 32],
-        [64, 16],
-        OfKeys,
-        Resident,
-    ),
-    row(
-        Dkv,
-        Cmma,
-        Portable,
-        128,
-        [32, 16],
-        [64, 16],
-        OfKeys,
-        Resident,
-    ),
-    row(
-        Dkv,
-        Cmma,
-        Portable,
-        256,
-        [16, 16],
-        [32, 16],
-        OfKeys,
-        Resident,
-    ),
-    row(Dq, Scalar, Ptx, 128, [64, 32], [256, 4], Own, Reread),
-    row(
-        Dq,
-        Scalar,
-        Portable,
-        256,
-        [64, 32],
-        [128, 4],
-        OfKeys,
-        Reread,
-    ),
-    row(Dq, Scalar, Portable, 256, [32, 32], [64, 4], OfKeys, Reread),
-    row(Dq, Scalar, Portable, 256, [16, 16], [32, 4], OfKeys, Reread),
-    row(Dq, Scalar, Portable, 256, [8, 8], [16, 4], OfKeys, Reread),
-    row(Dq, Scalar, Portable, 256, [4, 8], [8, 4], OfKeys, Reread),
-    row(Dkv, Scalar, Ptx, 128, [64, 32], [256, 4], Own, Reread),
-    row(
-        Dkv,
-        Scalar,
-        Portable,
-        256,
-        [64, 32],
-        [128, 4],
-        OfKeys,
-        Reread,
-    ),
-    row(
-        Dkv,
-        Scalar,
-        Portable,
-        256,
-        [32, 32],
-        [64, 4],
-        OfKeys,
-        Reread,
-    ),
-    row(
-        Dkv,
-        Scalar,
-        Portable,
-        256,
-        [16, 16],
-        [32, 4],
-        OfKeys,
-        Reread,
-    ),
-    row(Dkv, Scalar, Portable, 256, [8, 8], [16, 4], OfKeys, Reread),
-    row(Dkv, Scalar, Portable, 256, [4, 8], [8, 4], OfKeys, Reread),
-];
+table! {
+    // pass, unit, isa, largest dim, [block_m, block_n], [threads, rows], V (or dO), query operand
+    Forward Mma    Ptx       64 [128 64] [128 32] Own    Resident,
+    Forward Mma    Ptx      128 [128 64] [128 32] Own    Reread,
+    Forward Mma    Ptx      256 [128 64] [256 16] Own    Reread,
+    Forward Mma    Ptx      256 [ 64 32] [128 16] Own    Reread,
+    Forward Cmma   Portable  64 [ 64 32] [128 16] Own    Resident,
+    Forward Cmma   Portable 128 [ 64 32] [128 16] Own    Resident,
+    Forward Cmma   Portable 256 [ 32 16] [ 64 16] OfKeys Resident,
+    Forward Cmma   Portable 256 [ 16 16] [ 32 16] OfKeys Resident,
+    Forward Scalar Ptx       64 [ 64 64] [256  4] Own    Reread,
+    Forward Scalar Ptx      128 [ 64 32] [256  4] Own    Reread,
+    Forward Scalar Portable 256 [ 64 64] [256  4] Own    Reread,
+    Forward Scalar Portable 256 [ 64 32] [128  4] OfKeys Reread,
+    Forward Scalar Portable 256 [ 32 32] [ 64  4] Own    Reread,
+    Forward Scalar Portable 256 [ 32 32] [ 64  4] OfKeys Reread,
+    Forward Scalar Portable 256 [ 32 16] [ 64  4] OfKeys Reread,
+    Forward Scalar Portable 256 [ 16  8] [ 32  4] OfKeys Reread,
+    Forward Scalar Portable 256 [  4  8] [  8  4] OfKeys Reread,
+    Dq      Mma    Ptx       64 [128 64] [128 32] Own    Reread,
+    Dq      Mma    Ptx      128 [ 64 64] [128 16] Own    Reread,
+    Dq      Mma    Ptx      256 [ 64 32] [128 16] Own    Reread,
+    Dkv     Mma    Ptx       64 [ 64 64] [128 16] Own    Reread,
+    Dkv     Mma    Ptx      128 [ 64 32] [128 16] Own    Reread,
+    Dkv     Mma    Ptx      256 [ 64 16] [128 16] Own    Reread,
+    Dq      Cmma   Portable  64 [ 32 32] [ 64 16] OfKeys Resident,
+    Dq      Cmma   Portable 128 [ 32 16] [ 64 16] OfKeys Resident,
+    Dq      Cmma   Portable 256 [ 16 16] [ 32 16] OfKeys Resident,
+    Dkv     Cmma   Portable  64 [ 32 32] [ 64 16] OfKeys Resident,
+    Dkv     Cmma   Portable 128 [ 32 16] [ 64 16] OfKeys Resident,
+    Dkv     Cmma   Portable 256 [ 16 16] [ 32 16] OfKeys Resident,
+    Dq      Scalar Ptx      128 [ 64 32] [256  4] Own    Reread,
+    Dq      Scalar Portable 256 [ 64 32] [128  4] OfKeys Reread,
+    Dq      Scalar Portable 256 [ 32 32] [ 64  4] OfKeys Reread,
+    Dq      Scalar Portable 256 [ 16 16] [ 32  4] OfKeys Reread,
+    Dq      Scalar Portable 256 [  8  8] [ 16  4] OfKeys Reread,
+    Dq      Scalar Portable 256 [  4  8] [  8  4] OfKeys Reread,
+    Dkv     Scalar Ptx      128 [ 64 32] [256  4] Own    Reread,
+    Dkv     Scalar Portable 256 [ 64 32] [128  4] OfKeys Reread,
+    Dkv     Scalar Portable 256 [ 32 32] [ 64  4] OfKeys Reread,
+    Dkv     Scalar Portable 256 [ 16 16] [ 32  4] OfKeys Reread,
+    Dkv     Scalar Portable 256 [  8  8] [ 16  4] OfKeys Reread,
+    Dkv     Scalar Portable 256 [  4  8] [  8  4] OfKeys Reread,
+}
 
 /// Largest head and value size of any plan.
 pub const MAX_HEAD_DIM: usize = 256;
@@ -478,7 +164,7 @@ fn plan(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Alig
     let across = row.threads * row.rows / row.block_m;
     let (head_step, val_step, width) = match row.unit {
         // dq and dk are accumulators of head_dim columns.
-        UnitKind::Scalar if row.pass != Forward => (4 * across, 4 * across, 4),
+        UnitKind::Scalar if row.pass != Pass::Forward => (4 * across, 4 * across, 4),
         UnitKind::Scalar => (4, 4 * across, 4),
         UnitKind::Cmma => (16, 16, 4),
         UnitKind::Mma => (16, 16, 8),
@@ -489,10 +175,8 @@ fn plan(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Alig
     };
     // A 16-byte copy needs 16-byte rows of the very type that is staged.
     let whole = 16 / stage_bytes;
-    let copy = match row.copy {
-        CopyKind::Async if problem.dtype.bytes() == stage_bytes && align.0 >= whole => {
-            CopyKind::Async
-        }
+    let copy = match row.isa {
+        Isa::Ptx if problem.dtype.bytes() == stage_bytes && align.0 >= whole => CopyKind::Async,
         _ => CopyKind::Vector,
     };
     let load_width = match copy {
@@ -546,9 +230,9 @@ fn store_width(pass: Pass, problem: &AttentionProblem, run: usize) -> usize {
         widest(problem.shape.val_dim, run),
     );
     match pass {
-        Forward => val,
-        Dq => head,
-        Dkv => head.min(val),
+        Pass::Forward => val,
+        Pass::Dq => head,
+        Pass::Dkv => head.min(val),
     }
 }
 

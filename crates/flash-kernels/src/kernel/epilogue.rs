@@ -35,26 +35,63 @@ pub fn store<U: MatrixUnit, E: Float, W: Size>(
             lse[line + row as usize] = softmax.lse(r);
         }
     }
-    let first = line * val_dim;
+    let place = Place {
+        first: line * val_dim,
+        rows,
+        dim: val_dim,
+    };
     let out = out.as_mut_slice();
-    store_rows::<U, E, W>(
-        acc, &factor, out, first, rows, val_dim, scratch, val_pad, plan,
-    );
+    store_rows::<U, E, W>(acc, &factor, out, &place, scratch, val_pad, plan);
 }
 
-/// The same factor for each of a unit's rows.
+/// Where the rows of an accumulator go: row `r` to the `dim` elements from `first + r·dim`, for the
+/// first `rows` rows.
+#[derive(CubeType, Clone, Copy)]
+pub struct Place {
+    /// First element.
+    pub first: usize,
+    /// Rows that exist.
+    pub rows: u32,
+    /// Columns that exist.
+    pub dim: usize,
+}
+
 #[cube]
-pub fn uniform(factor: f32, #[comptime] rows: usize) -> Array<f32> {
-    let mut factors = Array::<f32>::new(rows);
+impl Place {
+    /// The rows from `seq.start` on of a packed tensor with the shape of `like`
+    /// `[batch, heads, seqlen, dim]`, behind `offset` elements.
+    pub fn of<E: CubePrimitive>(like: &Tensor<E>, seq: &Seq, offset: usize) -> Place {
+        let line = (seq.batch * like.shape(1) + seq.head) * like.shape(2) + seq.start as usize;
+        Place {
+            first: offset + line * like.shape(3),
+            rows: like.shape(2) as u32 - seq.start,
+            dim: like.shape(3),
+        }
+    }
+}
+
+/// `store_rows` with the same factor for each row.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+pub fn store_scaled<U: MatrixUnit, E: Float, W: Size>(
+    acc: &U::Acc,
+    factor: f32,
+    out: &mut [Vector<E, W>],
+    place: &Place,
+    scratch: &mut U::Scratch,
+    #[comptime] cols: usize,
+    #[comptime] plan: Plan,
+) {
+    let frag_rows = U::frag_rows(plan);
+    let mut factors = Array::<f32>::new(frag_rows);
     #[unroll]
-    for r in 0..rows {
+    for r in 0..frag_rows {
         factors[r] = factor;
     }
-    factors
+    store_rows::<U, E, W>(acc, &factors, out, place, scratch, cols, plan);
 }
 
-/// `out[first + row·dim + col] = factor[row] · acc[row, col]` for the first `rows` rows and `dim`
-/// columns of the accumulator, of which `cols` exist.
+/// `out[place(row, col)] = factor[row] · acc[row, col]` for an accumulator of `cols` columns.
 ///
 /// Each unit writes the elements it sees; nothing is synchronised.
 #[cube]
@@ -63,9 +100,7 @@ pub fn store_rows<U: MatrixUnit, E: Float, W: Size>(
     acc: &U::Acc,
     factor: &Array<f32>,
     out: &mut [Vector<E, W>],
-    first: usize,
-    rows: u32,
-    dim: usize,
+    place: &Place,
     scratch: &mut U::Scratch,
     #[comptime] cols: usize,
     #[comptime] plan: Plan,
@@ -77,10 +112,10 @@ pub fn store_rows<U: MatrixUnit, E: Float, W: Size>(
         #[unroll]
         for r in 0..U::rows(&frag) {
             let row = U::row(&frag, r, plan);
-            if row < rows {
-                let line = first + row as usize * dim;
+            if row < place.rows {
+                let line = place.first + row as usize * place.dim;
                 let first_col = comptime!(part * part_cols);
-                store_row::<U, E, W>(&frag, factor[r], out, line, dim, r, first_col, plan);
+                store_row::<U, E, W>(&frag, factor[r], out, line, place.dim, r, first_col, plan);
             }
         }
     }

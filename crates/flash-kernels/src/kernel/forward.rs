@@ -41,13 +41,7 @@ pub fn forward<U: MatrixUnit, E: Float, M: Int, W: Size, O: Size>(
 ) {
     let position = position();
     if position < cubes {
-        let seq = Seq::locate(
-            position,
-            q.shape(1),
-            q.shape(2) as u32,
-            comptime!(plan.tile.block_m),
-            comptime!(plan.causality),
-        );
+        let seq = Seq::of_queries(position, q.shape(1), q.shape(2), plan);
         let kv_head = key_head(seq.head, q.shape(1), k.shape(1));
         let q_rows = Rows::of(q, seq.batch, seq.head);
         let k_rows = Rows::of(k, seq.batch, kv_head);
@@ -90,12 +84,11 @@ pub fn forward<U: MatrixUnit, E: Float, M: Int, W: Size, O: Size>(
             }
         }
         softmax.finish::<U>(&mut scratch, plan);
-        let seq = Seq::locate(
+        let seq = Seq::of_queries(
             position_again(comptime!(plan.isa)),
             q.shape(1),
-            q.shape(2) as u32,
-            comptime!(plan.tile.block_m),
-            comptime!(plan.causality),
+            q.shape(2),
+            plan,
         );
         epilogue::store::<U, E, O>(&acc, &softmax, out, lse, &seq, &mut scratch, plan);
     }

@@ -3,16 +3,16 @@
 use cubecl::prelude::*;
 
 use super::unit::ptx;
-use crate::{Causality, Isa};
+use crate::{Causality, Isa, plan::Plan};
 
 /// One tile of the rows of one head.
 #[derive(CubeType, Clone, Copy)]
 pub struct Seq {
     /// Batch index.
     pub batch: usize,
-    /// Query head, or key head of `Self::locate_keys`.
+    /// Query head, or key head of `Self::of_keys`.
     pub head: usize,
-    /// First row of the tile: a query, or a key of `Self::locate_keys`.
+    /// First row of the tile: a query, or a key of `Self::of_keys`.
     pub start: u32,
 }
 
@@ -43,19 +43,15 @@ impl Seq {
 
 #[cube]
 impl Seq {
-    /// Tiles of a head are neighbours, so that its K and V stay in cache. Under a causal mask
-    /// the last tile has the most keys and comes first: the short ones fill the tail.
-    pub fn locate(
-        position: u32,
-        heads: usize,
-        seqlen_q: u32,
-        #[comptime] block_m: usize,
-        #[comptime] causality: Causality,
-    ) -> Seq {
-        let tiles = seqlen_q.div_ceil(comptime!(block_m as u32));
+    /// The query tile of a cube. Tiles of a head are neighbours, so that its K and V stay in cache.
+    /// Under a causal mask the last tile has the most keys and comes first: the short ones fill the
+    /// tail.
+    pub fn of_queries(position: u32, heads: usize, seqlen_q: usize, #[comptime] plan: Plan) -> Seq {
+        let block_m = comptime!(plan.tile.block_m as u32);
+        let tiles = (seqlen_q as u32).div_ceil(block_m);
         let line = (position / tiles) as usize;
         let index = position % tiles;
-        let tile = if comptime!(causality == Causality::Causal) {
+        let tile = if comptime!(plan.causality == Causality::Causal) {
             tiles - 1u32 - index
         } else {
             index
@@ -63,19 +59,20 @@ impl Seq {
         Seq {
             batch: line / heads,
             head: line % heads,
-            start: tile * comptime!(block_m as u32),
+            start: tile * block_m,
         }
     }
 
-    /// Tiles of keys of a key head. The first tile has the most queries under a causal mask, and
-    /// comes first anyway.
-    pub fn locate_keys(
-        position: u32,
-        kv_heads: usize,
-        seqlen_k: u32,
-        #[comptime] block_m: usize,
-    ) -> Seq {
-        let full = comptime!(Causality::Full);
-        Seq::locate(position, kv_heads, seqlen_k, block_m, full)
+    /// The key tile of a cube. The first tile has the most queries under a causal mask, and comes
+    /// first anyway.
+    pub fn of_keys(position: u32, kv_heads: usize, seqlen_k: usize, #[comptime] plan: Plan) -> Seq {
+        let block_m = comptime!(plan.tile.block_m as u32);
+        let tiles = (seqlen_k as u32).div_ceil(block_m);
+        let line = (position / tiles) as usize;
+        Seq {
+            batch: line / kv_heads,
+            head: line % kv_heads,
+            start: (position % tiles) * block_m,
+        }
     }
 }

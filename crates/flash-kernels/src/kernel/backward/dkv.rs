@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 
 use crate::{
     kernel::{
-        epilogue,
+        epilogue::{Place, store_scaled},
         mask::{Mask, query_phase},
         pipeline::Pipeline,
         rows::{Rows, group_size},
@@ -42,12 +42,7 @@ pub fn dkv<U: MatrixUnit, E: Float, M: Int, W: Size, O: Size>(
 ) {
     let position = position();
     if position < cubes {
-        let seq = Seq::locate_keys(
-            position,
-            k.shape(1),
-            k.shape(2) as u32,
-            comptime!(plan.tile.block_m),
-        );
+        let seq = Seq::of_keys(position, k.shape(1), k.shape(2), plan);
         let key_start = seq.start;
         let group = group_size(q.shape(1), k.shape(1));
         let k_rows = Rows::of(k, seq.batch, seq.head);
@@ -92,32 +87,11 @@ pub fn dkv<U: MatrixUnit, E: Float, M: Int, W: Size, O: Size>(
                 plan,
             );
         }
-        let line = (seq.batch * k.shape(1) + seq.head) * k.shape(2) + key_start as usize;
-        let rows = k_rows.len - key_start;
-        let factor = epilogue::uniform(scale, U::frag_rows(plan));
-        epilogue::store_rows::<U, E, O>(
-            &dk,
-            &factor,
-            d_kv,
-            line * k.shape(3),
-            rows,
-            k.shape(3),
-            &mut scratch,
-            head_pad,
-            plan,
-        );
-        let factor = epilogue::uniform(f32::new(1.0), U::frag_rows(plan));
-        epilogue::store_rows::<U, E, O>(
-            &dv,
-            &factor,
-            d_kv,
-            dv_offset + line * v.shape(3),
-            rows,
-            v.shape(3),
-            &mut scratch,
-            val_pad,
-            plan,
-        );
+        let dk_place = Place::of(k, &seq, 0usize);
+        let dv_place = Place::of(v, &seq, dv_offset);
+        let one = f32::new(1.0);
+        store_scaled::<U, E, O>(&dk, scale, d_kv, &dk_place, &mut scratch, head_pad, plan);
+        store_scaled::<U, E, O>(&dv, one, d_kv, &dv_place, &mut scratch, val_pad, plan);
     }
 }
 

@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 
 use crate::{
     kernel::{
-        epilogue,
+        epilogue::{Place, store_scaled},
         mask::{Mask, phase_range},
         pipeline::Pipeline,
         rows::{Rows, key_head},
@@ -40,13 +40,7 @@ pub fn dq<U: MatrixUnit, E: Float, M: Int, W: Size, O: Size>(
 ) {
     let position = position();
     if position < cubes {
-        let seq = Seq::locate(
-            position,
-            q.shape(1),
-            q.shape(2) as u32,
-            comptime!(plan.tile.block_m),
-            comptime!(plan.causality),
-        );
+        let seq = Seq::of_queries(position, q.shape(1), q.shape(2), plan);
         let kv_head = key_head(seq.head, q.shape(1), k.shape(1));
         let q_rows = Rows::of(q, seq.batch, seq.head);
         let o_rows = Rows::of(d_out, seq.batch, seq.head);
@@ -91,20 +85,9 @@ pub fn dq<U: MatrixUnit, E: Float, M: Int, W: Size, O: Size>(
                 pipeline.release(plan);
             }
         }
-        let factor = epilogue::uniform(scale, U::frag_rows(plan));
-        let rows = q_rows.len - seq.start;
-        let first = (line + seq.start as usize) * q.shape(3);
-        epilogue::store_rows::<U, E, O>(
-            &acc,
-            &factor,
-            d_q.as_mut_slice(),
-            first,
-            rows,
-            q.shape(3),
-            &mut scratch,
-            head_pad,
-            plan,
-        );
+        let place = Place::of(q, &seq, 0usize);
+        let d_q = d_q.as_mut_slice();
+        store_scaled::<U, E, O>(&acc, scale, d_q, &place, &mut scratch, head_pad, plan);
     }
 }
 

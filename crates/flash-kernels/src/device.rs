@@ -1,0 +1,121 @@
+//! What a device can do, in the terms in which plans ask.
+
+use cubecl::{
+    client::Client,
+    features::{MmaConfig, Plane, TypeUsage},
+    ir::{AddressType, DeviceProperties, ElemType, FloatKind as CubeFloat},
+};
+
+use crate::{FloatKind, Isa};
+
+/// What a device can do, as far as the table asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceClass {
+    /// Instructions beyond CubeCL's own.
+    pub isa: Isa,
+    /// Units of a plane, if it is fixed and has plane operations.
+    pub plane_size: Option<usize>,
+    /// Shared memory of a cube in bytes.
+    pub shared_bytes: usize,
+    /// Units of a cube.
+    pub max_threads: usize,
+    /// Cubes along x and y.
+    pub max_cubes: (u32, u32),
+    /// Widest vector in global memory.
+    pub max_vector: usize,
+    /// f16 can be stored and converted.
+    pub f16: bool,
+    /// bf16 can be stored and converted.
+    pub bf16: bool,
+    /// 16×16×16 cooperative matrices of f16.
+    pub cmma_f16: bool,
+    /// 16×16×16 cooperative matrices of bf16.
+    pub cmma_bf16: bool,
+    /// Buffers of more than 2^32 elements can be addressed.
+    pub wide_addresses: bool,
+}
+
+impl DeviceClass {
+    /// The class of the device behind `client`.
+    pub fn of(client: &Client) -> Self {
+        Self::from_properties(client.properties())
+    }
+
+    /// The class of a device with these properties.
+    pub fn from_properties(device: &DeviceProperties) -> Self {
+        let hardware = &device.hardware;
+        let plane = &device.features.plane;
+        let fixed = hardware.plane_size_min == hardware.plane_size_max;
+        let (f16, bf16) = (
+            ElemType::Float(CubeFloat::F16),
+            ElemType::Float(CubeFloat::BF16),
+        );
+        let isa = isa(device);
+        Self {
+            isa,
+            // CubeCL reports `Plane::Sync` where a plane can synchronise by itself; CUDA always
+            // can.
+            plane_size: (fixed && plane.contains(Plane::Ops))
+                .then_some(hardware.plane_size_max as usize),
+            shared_bytes: hardware.max_shared_memory_size,
+            max_threads: hardware.max_units_per_cube.min(hardware.max_cube_dim.0) as usize,
+            max_cubes: (hardware.max_cube_count.0, hardware.max_cube_count.1),
+            max_vector: hardware.max_vector_size.min(8),
+            f16: storable(device, f16),
+            bf16: storable(device, bf16),
+            cmma_f16: plane.contains(Plane::Sync) && has_cmma(device, f16),
+            cmma_bf16: plane.contains(Plane::Sync) && has_cmma(device, bf16),
+            wide_addresses: device.supports_address(AddressType::U64),
+        }
+    }
+
+    pub(crate) fn cmma(&self, dtype: FloatKind) -> bool {
+        match dtype {
+            FloatKind::F32 => false,
+            FloatKind::F16 => self.cmma_f16,
+            FloatKind::Bf16 => self.cmma_bf16,
+        }
+    }
+
+    pub(crate) fn stores(&self, dtype: FloatKind) -> bool {
+        match dtype {
+            FloatKind::F32 => true,
+            FloatKind::F16 => self.f16,
+            FloatKind::Bf16 => self.bf16,
+        }
+    }
+}
+
+/// PTX of sm_80 or later. The LLVM compiler reports the same fingerprint but has no inline
+/// assembly; it also clears `copy_async`, which tells the two apart.
+fn isa(device: &DeviceProperties) -> Isa {
+    let sm = device
+        .identity
+        .fingerprint
+        .strip_prefix("ptx_sm")
+        .and_then(|sm| {
+            sm.trim_end_matches(|c: char| !c.is_ascii_digit())
+                .parse::<u32>()
+                .ok()
+        });
+    match sm {
+        Some(sm) if sm >= 80 && device.features.copy_async => Isa::Ptx,
+        _ => Isa::Portable,
+    }
+}
+
+fn storable(device: &DeviceProperties, element: ElemType) -> bool {
+    let usage = device.type_usage(element);
+    usage.contains(TypeUsage::Buffer) && usage.contains(TypeUsage::Conversion)
+}
+
+fn has_cmma(device: &DeviceProperties, element: ElemType) -> bool {
+    device.features.matmul.cmma.contains(&MmaConfig {
+        a_type: element,
+        b_type: element,
+        cd_type: ElemType::Float(CubeFloat::F32),
+        m: 16,
+        n: 16,
+        k: 16,
+    })
+}
