@@ -1,1 +1,62 @@
-//! One test per bug that was found and fixed, named by what went wrong. None yet.
+//! One test per bug that was found and fixed, named by what went wrong.
+
+use burn::tensor::DType;
+use burn_flash_attention::{FlashOptions, try_flash_attention};
+use flash_reference::rounding::Dtype::{self, Bf16, F16, F32};
+use rstest::rstest;
+
+use crate::problem::{Got, Problem, Qkv};
+use crate::runtime;
+use crate::support::dims;
+
+/// The exponent `c·s - c·m` by one multiply-add has the rounding error of `c·m` in it: 8192 for
+/// logits of 1e11, so a weight of 1 became 0 or infinite (CUDA, 16 bits). One key leaves the rest of
+/// the arithmetic exact.
+#[rstest]
+fn rounding_of_a_huge_maximum_reached_the_weights(#[values(F32, F16, Bf16)] dtype: Dtype) {
+    let dims = dims(1, 1, 40, 1, 64);
+    let (q, k) = (vec![30_000.0; 40 * 64], vec![29_952.0; 64]);
+    let v: Vec<f64> = (0..64).map(f64::from).collect();
+    let problem = Problem::new(dtype, dims, q, k, v.clone());
+    if problem.is_refused() {
+        return;
+    }
+    let Got { out, .. } = problem.check_output(problem.run());
+    assert_eq!(out, v.repeat(40), "the only value, for every query");
+}
+
+/// Without a fused multiply-add (lavapipe rounds twice) the same form loses 5 digits of f32 with
+/// logits of a few hundred.
+#[test]
+fn two_roundings_of_large_logits_did_not_cancel() {
+    let dims = dims(1, 1, 70, 290, 16);
+    let first = |index: usize, x| if index.is_multiple_of(16) { x } else { 0.0 };
+    let q = (0..70 * 16).map(|i| first(i, 1.0)).collect();
+    let k = (0..290 * 16)
+        .map(|i| first(i, 500.0 + (i / 16) as f64 / 64.0))
+        .collect();
+    let v = Problem::random(F32, dims).v;
+    Problem::new(F32, dims, q, k, v).scale(1.0).check();
+}
+
+/// CubeCL prints -inf as `-Inf`, which is no WGSL: every kernel with a mask failed to compile there.
+#[test]
+fn minus_infinity_did_not_parse_as_wgsl() {
+    let problem = Problem::random(F32, dims(1, 1, 70, 40, 16)).causal();
+    let Got { lse, .. } = problem.check_output(problem.run());
+    assert!(
+        lse.expect("asked for")[..30]
+            .iter()
+            .all(|&x| x == f64::NEG_INFINITY)
+    );
+}
+
+/// Burn copies any bytes to a device; bf16 on WGSL then computed garbage without an error.
+#[test]
+fn a_dtype_that_the_device_lacks_was_taken() {
+    let problem = Problem::random(Bf16, dims(1, 1, 20, 20, 16));
+    let device = runtime::device();
+    let Qkv { q, k, v } = problem.qkv(&device);
+    let taken = try_flash_attention(q, k, v, FlashOptions::new()).is_ok();
+    assert_eq!(taken, runtime::stores(DType::BF16));
+}

@@ -80,7 +80,7 @@ impl FlashOptions {
         self
     }
 
-    /// Returns the log-sum-exp besides the output.
+    /// Returns the log-sum-exp besides the output. Where a kernel runs no gradient flows through it.
     pub fn with_lse(mut self) -> Self {
         self.lse = LseRequest::Return;
         self
