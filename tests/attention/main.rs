@@ -35,4 +35,5 @@ mod runtime;
 mod shapes;
 mod strides;
 mod support;
+mod training;
 mod verbs;
