@@ -14,7 +14,7 @@ use flash_kernels::{
     Causality::{self, Causal, Full},
     CopyKind, DeviceClass, FloatKind,
     FloatKind::{Bf16, F16, F32},
-    Isa, Masking, Plan, UnitKind,
+    Isa, Masking, Pass, Plan, UnitKind,
     codegen::{self, Source, Target},
 };
 use rstest::rstest;
@@ -120,6 +120,7 @@ fn wgsl_of_every_scalar_plan_is_valid(
     #[values(Masking::None, Masking::Dense)] masking: Masking,
 ) {
     let ask = Ask {
+        pass: Pass::Forward,
         causality,
         masking,
         ..Ask::new(dtype, 64)
@@ -132,6 +133,7 @@ fn wgsl_with_plane_operations_is_valid(
     #[values((F16, Full), (F32, Causal))] kind: (FloatKind, Causality),
 ) {
     let ask = Ask {
+        pass: Pass::Forward,
         causality: kind.1,
         ..Ask::new(kind.0, 64)
     };
@@ -152,6 +154,7 @@ fn wgsl_of_any_head_size_is_valid(
     #[values(WEBGPU, WGSL, WGSL_PLANES)] device: DeviceClass,
 ) {
     let ask = Ask {
+        pass: Pass::Forward,
         val_dim,
         scale,
         causality: Causal,
@@ -189,6 +192,7 @@ fn spirv_of_every_plan_is_valid(
     #[values((Full, Masking::None), (Causal, Masking::Dense))] mask: (Causality, Masking),
 ) {
     let ask = Ask {
+        pass: Pass::Forward,
         causality: mask.0,
         masking: mask.1,
         ..Ask::new(kind.0, kind.1)
@@ -215,6 +219,7 @@ fn spirv_of_f16_without_cooperative_matrices_is_valid(
         ..VULKAN
     };
     let ask = Ask {
+        pass: Pass::Forward,
         causality,
         ..Ask::new(F16, head_dim)
     };
@@ -239,6 +244,7 @@ fn cuda_of_every_mma_plan_has_its_instructions(
     #[values((Full, Masking::None), (Causal, Masking::Dense))] mask: (Causality, Masking),
 ) {
     let ask = Ask {
+        pass: Pass::Forward,
         causality: mask.0,
         masking: mask.1,
         ..Ask::new(dtype.0, head_dim)
@@ -272,6 +278,7 @@ fn cuda_of_every_scalar_plan_has_its_instructions(
     #[values(Full, Causal)] causality: Causality,
 ) {
     let ask = Ask {
+        pass: Pass::Forward,
         causality,
         ..Ask::new(F32, head_dim)
     };

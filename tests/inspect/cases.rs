@@ -1,6 +1,6 @@
 //! What is generated: the table of kernels.
 
-use flash_kernels::{Causality, DeviceClass, FloatKind, Masking, codegen::Target};
+use flash_kernels::{Causality, DeviceClass, FloatKind, Masking, Pass, codegen::Target};
 
 use super::plans::{AMPERE, Ask, HOPPER, VULKAN, WEBGPU, WGSL, WGSL_PLANES};
 
@@ -124,8 +124,23 @@ fn with_edges(mut asks: Vec<Ask>, dtype: FloatKind, masked: usize) -> Vec<Ask> {
     asks
 }
 
+/// The kernels of the gradient, causal.
+fn gradients(dtype: FloatKind, head_dims: &[usize]) -> Vec<Ask> {
+    let asks = head_dims.iter().flat_map(|&head_dim| {
+        let causality = Causality::Causal;
+        [Pass::Dq, Pass::Dkv].map(|pass| Ask {
+            pass,
+            causality,
+            ..Ask::new(dtype, head_dim)
+        })
+    });
+    asks.collect()
+}
+
 fn asks_of_cuda() -> Vec<Ask> {
     let mut asks = with_edges(both(FloatKind::F16, &[64, 128, 256]), FloatKind::F16, 64);
+    // At 256 columns dk and dv do not fit the register file together: dkv spills there.
+    asks.extend(gradients(FloatKind::F16, &[64, 128]));
     asks.extend(both(FloatKind::Bf16, &[64, 128, 256]));
     asks.extend(both(FloatKind::F32, &[64, 128]));
     asks
@@ -133,6 +148,7 @@ fn asks_of_cuda() -> Vec<Ask> {
 
 fn asks_of_vulkan() -> Vec<Ask> {
     let mut asks = with_edges(both(FloatKind::F16, &[64, 128, 256]), FloatKind::F16, 64);
+    asks.extend(gradients(FloatKind::F16, &[64, 128, 256]));
     asks.extend(both(FloatKind::F32, &[64, 128]));
     asks.extend(both(FloatKind::Bf16, &[64, 128]));
     asks
@@ -141,5 +157,9 @@ fn asks_of_vulkan() -> Vec<Ask> {
 fn asks_of_wgsl() -> Vec<Ask> {
     let kinds = [FloatKind::F32, FloatKind::F16];
     let asks = kinds.map(|dtype| with_edges(both(dtype, &[64, 128, 256]), dtype, 64));
-    asks.concat()
+    let mut asks = asks.concat();
+    let masking = Masking::Dense;
+    let masked = gradients(FloatKind::F32, &[64, 128]).into_iter();
+    asks.extend(masked.map(|ask| Ask { masking, ..ask }));
+    asks
 }

@@ -1,6 +1,6 @@
 //! What must hold of a kernel, as one table.
 
-use flash_kernels::{CopyKind, Masking, Plan, UnitKind, codegen::Target, plan::QueryOperand};
+use flash_kernels::{CopyKind, Masking, Pass, Plan, UnitKind, codegen::Target, plan::QueryOperand};
 
 use super::{
     measure::{Measure, Measures},
@@ -236,23 +236,34 @@ fn steps(plan: &Plan) -> usize {
     }
 }
 
-/// `mma.sync` of a plane: scores, then values.
+/// `mma.sync` of a plane: the products of a step, in each of its copies.
 fn products(plan: &Plan) -> usize {
     let (tile, rows) = (plan.tile, plan.rows / 16);
-    let scores = rows * (tile.block_n / 8) * (tile.head_pad / 16);
-    let values = rows * (tile.val_pad / 8) * (tile.block_n / 16);
-    steps(plan) * (scores + values)
+    let of_depth = |depth: usize| rows * (tile.block_n / 8) * (depth / 16);
+    let into = |cols: usize| rows * (cols / 8) * (tile.block_n / 16);
+    let (head, val) = (tile.head_pad, tile.val_pad);
+    let step = match plan.pass {
+        Pass::Forward => of_depth(head) + into(val),
+        Pass::Dq => of_depth(head) + of_depth(val) + into(head),
+        Pass::Dkv => of_depth(head) + of_depth(val) + into(val) + into(head),
+    };
+    steps(plan) * step
 }
 
-/// `ldmatrix` of a plane: queries once or in each step, keys, values.
+/// `ldmatrix` of a plane: owned operands once or in each step, walked ones in each.
 fn loads(plan: &Plan) -> usize {
     let tile = plan.tile;
-    let queries = plan.rows / 16 * (tile.head_pad / 16);
-    let keys = (tile.block_n / 16) * (tile.head_pad / 16);
-    let values = (tile.block_n / 16) * (tile.val_pad / 16);
+    let owned = |depth: usize| plan.rows / 16 * (depth / 16);
+    let walked = |cols: usize| (tile.block_n / 16) * (cols / 16);
+    let (head, val) = (tile.head_pad, tile.val_pad);
+    let (owned, walked) = match plan.pass {
+        Pass::Forward => (owned(head), walked(head) + walked(val)),
+        Pass::Dq => (owned(head) + owned(val), 2 * walked(head) + walked(val)),
+        Pass::Dkv => (owned(head) + owned(val), 2 * (walked(head) + walked(val))),
+    };
     match plan.queries {
-        QueryOperand::Resident => queries + steps(plan) * (keys + values),
-        QueryOperand::Reread => steps(plan) * (queries + keys + values),
+        QueryOperand::Resident => owned + steps(plan) * walked,
+        QueryOperand::Reread => steps(plan) * (owned + walked),
     }
 }
 

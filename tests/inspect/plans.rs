@@ -63,6 +63,8 @@ pub const WEBGPU: DeviceClass = DeviceClass {
 /// What a kernel is wanted for. Sequences are long, tensors packed.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask {
+    /// Which kernel.
+    pub pass: Pass,
     /// Element type.
     pub dtype: FloatKind,
     /// Features of q and k.
@@ -81,6 +83,7 @@ impl Ask {
     /// Plain attention: every key, no mask, a positive scale, values as long as keys.
     pub fn new(dtype: FloatKind, head_dim: usize) -> Self {
         Self {
+            pass: Pass::Forward,
             dtype,
             head_dim,
             val_dim: head_dim,
@@ -106,7 +109,7 @@ impl Ask {
         };
         // Rows of packed tensors begin wherever their lengths put them.
         let aligned = widest(self.head_dim, 8).min(widest(self.val_dim, 8));
-        select(device, &problem, Pass::Forward, Alignment(aligned))
+        select(device, &problem, self.pass, Alignment(aligned))
     }
 
     /// A few words, for tables and messages: `f16 d64 causal`.
@@ -120,6 +123,11 @@ impl Ask {
             true => format!("d{}", self.head_dim),
             false => format!("d{}/{}", self.head_dim, self.val_dim),
         });
+        match self.pass {
+            Pass::Forward => {}
+            Pass::Dq => words.push("dq".to_owned()),
+            Pass::Dkv => words.push("dkv".to_owned()),
+        }
         words.push(match self.causality {
             Causality::Full => "full".to_owned(),
             Causality::Causal => "causal".to_owned(),

@@ -65,7 +65,7 @@ table! {
     Forward Scalar Portable 256 [ 32 16] [ 64  4] OfKeys Reread,
     Forward Scalar Portable 256 [ 16  8] [ 32  4] OfKeys Reread,
     Forward Scalar Portable 256 [  4  8] [  8  4] OfKeys Reread,
-    Dq      Mma    Ptx       64 [128 64] [128 32] Own    Reread,
+    Dq      Mma    Ptx       64 [ 64 64] [128 16] Own    Reread,
     Dq      Mma    Ptx      128 [ 64 64] [128 16] Own    Reread,
     Dq      Mma    Ptx      256 [ 64 32] [128 16] Own    Reread,
     Dkv     Mma    Ptx       64 [ 64 64] [128 16] Own    Reread,
