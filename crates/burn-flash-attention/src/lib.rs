@@ -37,8 +37,9 @@
 //!   `j - (seqlen_k - seqlen_q) <= i`.
 //! - A `true` in the mask drops the score.
 //! - A row that sees nothing is 0, with a log-sum-exp of -∞ and zero gradients.
-//! - A key that no query may see has no influence, NaN included. Composed operations let a NaN in
-//!   the value of a key through to the queries that may not see it if others may.
+//! - A masked key has no influence on the output through K, NaN included. Its row of V, and for a
+//!   gradient its row of K too, must be finite: kernels multiply them by a weight of 0, and
+//!   `0 * NaN` is NaN. Composed operations do so only where another query sees the key.
 
 // A backend extension takes its tensors one by one: Burn rewrites each argument.
 #![allow(clippy::too_many_arguments)]
