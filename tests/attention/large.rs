@@ -20,7 +20,8 @@ use crate::support::{Dims, dims, download};
 enum Size {
     /// A software device: small.
     Small,
-    /// wgpu on a card: a binding ends below 2^32 bytes.
+    /// wgpu on a card: a binding ends below 2^32 bytes, and on an H200 CubeCL 0.11.3 could not
+    /// allocate one of 4.09e9. About 3e9: past 2^31.
     Binding,
     /// No limit of this kind: past 2^32 elements.
     Unlimited,
@@ -95,7 +96,7 @@ fn case8_gradients_of_65536_heads() {
 #[test]
 fn case8_65536_batches_times_heads_of_one_query() {
     let _turn = turn();
-    let dims = on_card(dims(4096, 16, 1, 128, 64), dims(8193, 8, 1, 3, 8));
+    let dims = on_card(dims(4096, 16, 1, 20, 64), dims(8193, 8, 1, 3, 8));
     Problem::random(F16, dims).check();
 }
 
@@ -130,13 +131,13 @@ fn case8_65536_batch_entries() {
     }
 }
 
-/// Queries and outputs past 2^32 elements, or up to the largest binding.
+/// Queries and outputs past 2^32 elements, or up to what wgpu allocates.
 #[test]
 fn case9_query_offsets() {
     let _turn = turn();
     let (seqlen_q, head_dim) = match size() {
         Size::Small => (2500, 64),
-        Size::Binding => (5_500_000, 128),
+        Size::Binding => (4_000_000, 128),
         Size::Unlimited => (5_600_000, 256),
     };
     // Rows repeat with a prime period; heads differ by their keys.
@@ -172,13 +173,13 @@ fn case9_query_offsets() {
 }
 
 /// Keys a long way apart: their tensor is a view into one of 2^32 elements and more, or of the
-/// largest binding. What lies between them is NaN.
+/// largest tensor of wgpu. What lies between them is NaN.
 #[test]
 fn case9_key_strides() {
     let _turn = turn();
     let between = match size() {
         Size::Small => 801,
-        Size::Binding => 400_001,
+        Size::Binding => 290_001,
         Size::Unlimited => 900_001,
     };
     let problem = Problem::random(F16, dims(1, 1, 150, 80, 64));
@@ -216,15 +217,15 @@ fn case9_key_strides() {
     problem.check_tensors(far_v, problem.options(&device));
 }
 
-/// A materialized mask of 2^32 elements and more, or of the largest binding.
+/// A materialized mask of 2^32 elements and more, or of what wgpu allocates.
 #[test]
 fn case9_mask_offsets() {
     let _turn = turn();
     let device = runtime::device();
     let seqlen = match (size(), device.settings().bool_dtype) {
         (Size::Small, _) => 330,
-        (Size::Binding, BoolDType::U32) => 18_000,
-        (Size::Binding, _) => 37_000,
+        (Size::Binding, BoolDType::U32) => 15_500,
+        (Size::Binding, _) => 31_500,
         (Size::Unlimited, _) => 37_840,
     };
     let problem = Problem::random(F16, dims(1, 3, seqlen, seqlen, 64));

@@ -24,10 +24,10 @@ use crate::runtime;
 /// Shows what the verbs do with `a` `[block_m, head]`, `b` `[block_n, head]`, `c` `[block_n, val]`:
 /// `s = a·bᵀ`, the maximum and sum of its rows, `s·c`, and `s·c` with row `r` times `r + 1`.
 #[cube(launch_unchecked)]
-fn verbs<U: MatrixUnit, E: Float, W: Size>(
-    a: &Tensor<Vector<E, W>>,
-    b: &Tensor<Vector<E, W>>,
-    c: &Tensor<Vector<E, W>>,
+fn verbs<U: MatrixUnit, L: Numeric, W: Size>(
+    a: &Tensor<Vector<L, W>>,
+    b: &Tensor<Vector<L, W>>,
+    c: &Tensor<Vector<L, W>>,
     s_out: &mut [f32],
     rows_out: &mut [f32],
     acc_out: &mut [f32],
@@ -38,14 +38,14 @@ fn verbs<U: MatrixUnit, E: Float, W: Size>(
     let block_n = comptime!(plan.tile.block_n);
     let rows = Rows::of(a, 0usize, 0usize);
     let mut scratch = U::scratch(plan);
-    let walk = Pipeline::<U>::new(
+    let mut walk = Pipeline::<U>::new(
         Rows::of(b, 0usize, 0usize),
         Rows::of(c, 0usize, 0usize),
         head_pad,
         val_pad,
         plan,
     );
-    let tile = own::<U, E, W>(a, &rows, 0u32, head_pad, plan);
+    let tile = own::<U, L, W>(a, &rows, 0u32, head_pad, plan);
     walk.start(b, c, 0u32, plan);
     own_wait(plan);
     let left = U::left(&tile, head_pad, plan);
@@ -164,7 +164,16 @@ struct Shown {
     scaled: Vec<f32>,
 }
 
-fn run<U: MatrixUnit, E: Float>(client: &Client, plan: &Plan, inputs: [&TensorView; 3]) -> Shown {
+/// `Cmma` by what global memory is read as.
+fn cmma<E: Float>(client: &Client, plan: &Plan, inputs: [&TensorView; 3]) -> Shown {
+    if plan.loads_words() {
+        run::<Cmma<E>, u32>(client, plan, inputs)
+    } else {
+        run::<Cmma<E>, E>(client, plan, inputs)
+    }
+}
+
+fn run<U: MatrixUnit, L: Numeric>(client: &Client, plan: &Plan, inputs: [&TensorView; 3]) -> Shown {
     let tile = &plan.tile;
     let lens = [
         tile.block_m * tile.block_n,
@@ -188,11 +197,11 @@ fn run<U: MatrixUnit, E: Float>(client: &Client, plan: &Plan, inputs: [&TensorVi
     let mut output = || outputs.next().expect("one of four");
     // SAFETY: the kernel writes inside the tile that the buffers are as large as.
     unsafe {
-        verbs::launch_unchecked::<U, E>(
+        verbs::launch_unchecked::<U, L>(
             client,
             CubeCount::Static(1, 1, 1),
             CubeDim::new_1d(plan.threads as u32),
-            plan.load_width,
+            plan.load_components(),
             a,
             b,
             c,
@@ -289,9 +298,9 @@ fn verbs_are_exact_on_integers(
         (UnitKind::Scalar, FloatKind::F32) => run::<unit::Scalar, f32>(&client, &plan, views),
         (UnitKind::Scalar, FloatKind::F16) => run::<unit::Scalar, f16>(&client, &plan, views),
         (UnitKind::Scalar, FloatKind::Bf16) => run::<unit::Scalar, bf16>(&client, &plan, views),
-        (UnitKind::Cmma, FloatKind::F16) => run::<Cmma<f16>, f16>(&client, &plan, views),
+        (UnitKind::Cmma, FloatKind::F16) => cmma::<f16>(&client, &plan, views),
         (UnitKind::Mma, FloatKind::F16) => run::<Mma<f16>, f16>(&client, &plan, views),
-        (UnitKind::Cmma, FloatKind::Bf16) => run::<Cmma<bf16>, bf16>(&client, &plan, views),
+        (UnitKind::Cmma, FloatKind::Bf16) => cmma::<bf16>(&client, &plan, views),
         (UnitKind::Mma, FloatKind::Bf16) => run::<Mma<bf16>, bf16>(&client, &plan, views),
         (unit, FloatKind::F32) => panic!("{unit:?} was selected for f32"),
     };

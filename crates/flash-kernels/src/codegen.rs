@@ -60,13 +60,13 @@ pub struct Source {
 /// The compiler's message, or that the plan's unit cannot multiply `dtype`.
 pub fn kernel(target: Target, plan: &Plan, dtype: FloatKind) -> Result<Source, String> {
     match (plan.unit, dtype) {
-        (UnitKind::Scalar, FloatKind::F32) => generate::<Scalar, f32>(target, plan),
-        (UnitKind::Scalar, FloatKind::F16) => generate::<Scalar, f16>(target, plan),
-        (UnitKind::Scalar, FloatKind::Bf16) => generate::<Scalar, bf16>(target, plan),
-        (UnitKind::Cmma, FloatKind::F16) => generate::<Cmma<f16>, f16>(target, plan),
-        (UnitKind::Cmma, FloatKind::Bf16) => generate::<Cmma<bf16>, bf16>(target, plan),
-        (UnitKind::Mma, FloatKind::F16) => generate::<Mma<f16>, f16>(target, plan),
-        (UnitKind::Mma, FloatKind::Bf16) => generate::<Mma<bf16>, bf16>(target, plan),
+        (UnitKind::Scalar, FloatKind::F32) => generate::<Scalar, f32, f32>(target, plan),
+        (UnitKind::Scalar, FloatKind::F16) => generate::<Scalar, f16, f16>(target, plan),
+        (UnitKind::Scalar, FloatKind::Bf16) => generate::<Scalar, bf16, bf16>(target, plan),
+        (UnitKind::Cmma, FloatKind::F16) => cmma::<f16>(target, plan),
+        (UnitKind::Cmma, FloatKind::Bf16) => cmma::<bf16>(target, plan),
+        (UnitKind::Mma, FloatKind::F16) => generate::<Mma<f16>, f16, f16>(target, plan),
+        (UnitKind::Mma, FloatKind::Bf16) => generate::<Mma<bf16>, bf16, bf16>(target, plan),
         (unit, FloatKind::F32) => Err(format!("{unit:?} does not multiply f32")),
     }
 }
@@ -114,13 +114,24 @@ fn tensor() -> TensorCompilationArg {
     }
 }
 
-fn generate<U: MatrixUnit, E: Float>(target: Target, plan: &Plan) -> Result<Source, String> {
+fn cmma<E: Float>(target: Target, plan: &Plan) -> Result<Source, String> {
+    if plan.loads_words() {
+        generate::<Cmma<E>, u32, E>(target, plan)
+    } else {
+        generate::<Cmma<E>, E, E>(target, plan)
+    }
+}
+
+fn generate<U: MatrixUnit, L: Numeric, E: Float>(
+    target: Target,
+    plan: &Plan,
+) -> Result<Source, String> {
     let settings = settings(plan.threads);
     let device = properties(target);
     let target_properties = Arc::new(TargetProperties::default());
     let mask_type = ElemType::UInt(UIntKind::U32);
     let kernel = match plan.pass {
-        Pass::Forward => forward::forward::Forward::<U, E>::new(
+        Pass::Forward => forward::forward::Forward::<U, L, E>::new(
             settings,
             device,
             target_properties,
@@ -132,13 +143,13 @@ fn generate<U: MatrixUnit, E: Float>(target: Target, plan: &Plan) -> Result<Sour
             buffer(),
             Default::default(),
             Default::default(),
-            plan.load_width,
+            plan.load_components(),
             plan.store_width,
             *plan,
             mask_type,
         )
         .define(),
-        Pass::Dq => dq::dq::Dq::<U, E>::new(
+        Pass::Dq => dq::dq::Dq::<U, L, E>::new(
             settings,
             device,
             target_properties,
@@ -152,13 +163,13 @@ fn generate<U: MatrixUnit, E: Float>(target: Target, plan: &Plan) -> Result<Sour
             Default::default(),
             Default::default(),
             Default::default(),
-            plan.load_width,
+            plan.load_components(),
             plan.store_width,
             *plan,
             mask_type,
         )
         .define(),
-        Pass::Dkv => dkv::dkv::Dkv::<U, E>::new(
+        Pass::Dkv => dkv::dkv::Dkv::<U, L, E>::new(
             settings,
             device,
             target_properties,
@@ -173,7 +184,7 @@ fn generate<U: MatrixUnit, E: Float>(target: Target, plan: &Plan) -> Result<Sour
             Default::default(),
             Default::default(),
             Default::default(),
-            plan.load_width,
+            plan.load_components(),
             plan.store_width,
             *plan,
             mask_type,

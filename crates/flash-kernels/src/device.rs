@@ -110,12 +110,16 @@ fn storable(device: &DeviceProperties, element: ElemType) -> bool {
 }
 
 fn has_cmma(device: &DeviceProperties, element: ElemType) -> bool {
-    device.features.matmul.cmma.contains(&MmaConfig {
+    // The unit loads matrices of elements from memory that is declared as words, which SPIR-V
+    // allows and C++ does not.
+    let spirv = device.identity.fingerprint.starts_with("spirv");
+    let config = MmaConfig {
         a_type: element,
         b_type: element,
         cd_type: ElemType::Float(CubeFloat::F32),
         m: 16,
         n: 16,
         k: 16,
-    })
+    };
+    spirv && device.features.matmul.cmma.contains(&config)
 }

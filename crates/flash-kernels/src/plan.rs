@@ -30,6 +30,8 @@ pub enum Isa {
 pub enum CopyKind {
     /// Through registers, converted on the way; one stage.
     Vector,
+    /// Through registers, in which the next tile waits while this one is computed; one stage.
+    Ahead,
     /// `cp.async` of 16 bytes; two stages, the next tile travels while this one is computed.
     Async,
 }
@@ -152,9 +154,34 @@ impl Plan {
     /// Stages of the K/V pipeline.
     pub const fn stages(&self) -> usize {
         match self.copy {
-            CopyKind::Vector => 1,
+            CopyKind::Vector | CopyKind::Ahead => 1,
             CopyKind::Async => 2,
         }
+    }
+
+    /// Elements of a vector of a shared tile: 16 bytes, which are four words of two elements for
+    /// [`UnitKind::Cmma`].
+    pub const fn vector_elems(&self) -> usize {
+        16 / self.stage_bytes
+    }
+
+    /// Are whole vectors of words loaded from global memory? Else elements are, and packed.
+    pub const fn loads_words(&self) -> bool {
+        matches!(self.unit, UnitKind::Cmma) && self.load_width == self.vector_elems()
+    }
+
+    /// Components of one global load.
+    pub const fn load_components(&self) -> usize {
+        if self.loads_words() {
+            self.load_width / 2
+        } else {
+            self.load_width
+        }
+    }
+
+    /// Vectors of a walked tile of `cols` columns that each unit carries.
+    pub const fn carried(&self, cols: usize) -> usize {
+        (self.tile.block_n * cols / self.vector_elems()).div_ceil(self.threads)
     }
 
     /// Elements between rows of a shared tile of `cols` columns.
@@ -220,23 +247,38 @@ impl Plan {
         operands + self.stats_len() * 8 + self.scratch_bytes()
     }
 
-    /// Elements of the probabilities in [`UnitKind::Scalar`]'s and [`UnitKind::Cmma`]'s scratch.
+    /// Elements of the probabilities in [`UnitKind::Scalar`]'s scratch.
     pub const fn prob_len(&self) -> usize {
         match self.unit {
             UnitKind::Scalar => self.tile.block_n * (self.tile.block_m + 4),
-            UnitKind::Cmma => self.tile.block_m * self.row_stride(self.tile.block_n),
-            UnitKind::Mma => 0,
+            UnitKind::Cmma | UnitKind::Mma => 0,
         }
     }
 
-    /// f32 of scratch besides: row reductions (Scalar) or visible scores (Cmma).
+    /// f32 of scratch besides: row reductions (Scalar) or visible scores (Cmma), in whose place
+    /// the probabilities come.
     pub const fn scratch_len(&self) -> usize {
         match (self.unit, self.reduction) {
             (UnitKind::Scalar, Reduction::Shared) => self.tile.block_m * self.across(),
             (UnitKind::Scalar, Reduction::Plane) => 4,
-            (UnitKind::Cmma, _) => self.tile.block_m * (self.tile.block_n + 4),
+            (UnitKind::Cmma, _) => self.tile.block_m * self.score_stride(),
             _ => 0,
         }
+    }
+
+    /// Lanes that share a row of `Cmma`'s visible scores.
+    pub const fn row_parts(&self) -> usize {
+        if self.plane_size > self.rows {
+            self.plane_size / self.rows
+        } else {
+            1
+        }
+    }
+
+    /// f32 between rows of `Cmma`'s visible scores. Lanes that read beside each other, and the
+    /// planes' stores of whole matrices, then fall on different banks.
+    pub const fn score_stride(&self) -> usize {
+        self.tile.block_n + if self.row_parts() > 1 { 8 } else { 4 }
     }
 
     const fn scratch_bytes(&self) -> usize {
@@ -278,6 +320,13 @@ impl Plan {
                         p.to_string()
                     }),
                 self.plane_size,
+            ));
+        }
+        if self.unit == UnitKind::Cmma && self.row_parts() > 2 {
+            return Err(AttentionError::device(
+                "plane size",
+                self.plane_size,
+                format!("at most {}, two lanes to a row", 2 * self.rows),
             ));
         }
         if self.isa == Isa::Ptx && device.isa != Isa::Ptx {

@@ -19,6 +19,7 @@ struct Row {
     max_dim: usize,
     block_m: usize,
     block_n: usize,
+    /// Units of a cube; for [`UnitKind::Cmma`] at 32 to a plane.
     threads: usize,
     /// Rows of a unit (Scalar) or of a plane.
     rows: usize,
@@ -52,9 +53,11 @@ table! {
     Forward Mma    Ptx      128 [128 64] [128 32] Own    Reread,
     Forward Mma    Ptx      256 [128 64] [256 16] Own    Reread,
     Forward Mma    Ptx      256 [ 64 32] [128 16] Own    Reread,
-    Forward Cmma   Portable  64 [ 64 32] [128 16] Own    Resident,
+    Forward Cmma   Portable  64 [128 32] [128 32] Own    Resident,
     Forward Cmma   Portable 128 [ 64 32] [128 16] Own    Resident,
+    Forward Cmma   Portable 128 [ 64 32] [ 64 32] Own    Resident,
     Forward Cmma   Portable 256 [ 32 16] [ 64 16] OfKeys Resident,
+    Forward Cmma   Portable 256 [ 32 16] [ 32 32] OfKeys Resident,
     Forward Cmma   Portable 256 [ 16 16] [ 32 16] OfKeys Resident,
     Forward Scalar Ptx       64 [ 64 64] [256  4] Own    Reread,
     Forward Scalar Ptx      128 [ 64 32] [256  4] Own    Reread,
@@ -71,10 +74,12 @@ table! {
     Dkv     Mma    Ptx       64 [ 64 64] [128 16] Own    Reread,
     Dkv     Mma    Ptx      128 [ 64 32] [128 16] Own    Reread,
     Dkv     Mma    Ptx      256 [ 64 16] [128 16] Own    Reread,
-    Dq      Cmma   Portable  64 [ 32 32] [ 64 16] OfKeys Resident,
+    Dq      Cmma   Portable  64 [ 64 32] [128 16] Own    Resident,
+    Dq      Cmma   Portable 128 [ 32 32] [ 64 16] Own    Resident,
     Dq      Cmma   Portable 128 [ 32 16] [ 64 16] OfKeys Resident,
     Dq      Cmma   Portable 256 [ 16 16] [ 32 16] OfKeys Resident,
-    Dkv     Cmma   Portable  64 [ 32 32] [ 64 16] OfKeys Resident,
+    Dkv     Cmma   Portable  64 [ 64 32] [128 16] Own    Resident,
+    Dkv     Cmma   Portable 128 [ 32 32] [ 64 16] Own    Resident,
     Dkv     Cmma   Portable 128 [ 32 16] [ 64 16] OfKeys Resident,
     Dkv     Cmma   Portable 256 [ 16 16] [ 32 16] OfKeys Resident,
     Dq      Scalar Ptx      128 [ 64 32] [256  4] Own    Reread,
@@ -177,12 +182,15 @@ fn plan(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Alig
     let whole = 16 / stage_bytes;
     let copy = match row.isa {
         Isa::Ptx if problem.dtype.bytes() == stage_bytes && align.0 >= whole => CopyKind::Async,
+        _ if row.unit == UnitKind::Cmma && row.values == ValueBuffer::Own => CopyKind::Ahead,
         _ => CopyKind::Vector,
     };
-    let load_width = match copy {
-        CopyKind::Async => whole,
-        CopyKind::Vector => align.0.min(width).min(device.max_vector),
+    let load_width = match (copy, row.unit) {
+        (CopyKind::Async, _) => whole,
+        (_, UnitKind::Cmma) if align.0 >= whole => whole,
+        _ => align.0.min(width).min(device.max_vector),
     };
+    let plane_size = device.plane_size.unwrap_or(1);
     let planes = device
         .plane_size
         .filter(|size| size.is_power_of_two() && *size >= across);
@@ -196,8 +204,12 @@ fn plan(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Alig
             head_pad: shape.head_dim.next_multiple_of(head_step),
             val_pad: shape.val_dim.next_multiple_of(val_step),
         },
-        threads: row.threads,
-        plane_size: device.plane_size.unwrap_or(1),
+        threads: match row.unit {
+            // A plane owns its rows, however many units it has.
+            UnitKind::Cmma => row.block_m / row.rows * plane_size,
+            UnitKind::Scalar | UnitKind::Mma => row.threads,
+        },
+        plane_size,
         rows: row.rows,
         copy,
         load_width,

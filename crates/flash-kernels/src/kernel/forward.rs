@@ -27,10 +27,10 @@ use crate::plan::{Plan, ScaleKind};
 /// A cube owns `block_m` queries of one head and walks the keys they see. Nothing is shared
 /// between cubes.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub fn forward<U: MatrixUnit, E: Float, M: Int, W: Size, O: Size>(
-    q: &Tensor<Vector<E, W>>,
-    k: &Tensor<Vector<E, W>>,
-    v: &Tensor<Vector<E, W>>,
+pub fn forward<U: MatrixUnit, L: Numeric, E: Float, M: Int, W: Size, O: Size>(
+    q: &Tensor<Vector<L, W>>,
+    k: &Tensor<Vector<L, W>>,
+    v: &Tensor<Vector<L, W>>,
     mask: ComptimeOption<OwnedTensor<M>>,
     out: &mut Tensor<Vector<E, O>>,
     lse: &mut [f32],
@@ -54,8 +54,8 @@ pub fn forward<U: MatrixUnit, E: Float, M: Int, W: Size, O: Size>(
 
         let mut scratch = U::scratch(plan);
         let (head_pad, val_pad) = comptime!((plan.tile.head_pad, plan.tile.val_pad));
-        let pipeline = Pipeline::<U>::new(k_rows, v_rows, head_pad, val_pad, plan);
-        let q_tile = own::<U, E, W>(q, &q_rows, seq.start, head_pad, plan);
+        let mut pipeline = Pipeline::<U>::new(k_rows, v_rows, head_pad, val_pad, plan);
+        let q_tile = own::<U, L, W>(q, &q_rows, seq.start, head_pad, plan);
         pipeline.start(k, v, range.begin, plan);
         own_wait(plan);
         let a = U::left(&q_tile, head_pad, plan);
@@ -80,7 +80,7 @@ pub fn forward<U: MatrixUnit, E: Float, M: Int, W: Size, O: Size>(
                 let p = U::hold(&s, &mut scratch, plan);
                 let values = pipeline.second(v, step, plan);
                 U::accumulate(&mut acc, &p, &values, &mut scratch, plan);
-                pipeline.release(plan);
+                pipeline.release(step, plan);
             }
         }
         softmax.finish::<U>(&mut scratch, plan);

@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 
 use super::{
     rows::Rows,
-    tile::{SharedTile, load_tile},
+    tile::{SharedTile, fetch_tile, load_tile, put_tile},
     unit::{MatrixUnit, ptx},
 };
 use crate::plan::{CopyKind, Plan, ValueBuffer};
@@ -13,11 +13,15 @@ use crate::plan::{CopyKind, Plan, ValueBuffer};
 ///
 /// Under `CopyKind::Async` there are two stages: `Self::first` waits for this step's tiles and
 /// sends off the next one's. Under `CopyKind::Vector` there is one and the loads are made when
-/// the tile is asked for. Under `ValueBuffer::OfKeys` the two share a buffer.
+/// the tile is asked for. Under `CopyKind::Ahead` there is one, `Self::first` loads the next step's
+/// tiles into registers and `Self::release` moves them on. Under `ValueBuffer::OfKeys` the two share a buffer.
 #[derive(CubeType)]
 pub struct Pipeline<U: MatrixUnit> {
     one: Shared<[Vector<U::Stage, U::Width>]>,
     two: Shared<[Vector<U::Stage, U::Width>]>,
+    /// What travels under `CopyKind::Ahead`.
+    one_ahead: Array<Vector<U::Stage, U::Width>>,
+    two_ahead: Array<Vector<U::Stage, U::Width>>,
     one_rows: Rows,
     two_rows: Rows,
     #[cube(comptime)]
@@ -45,6 +49,8 @@ impl<U: MatrixUnit> Pipeline<U> {
         Pipeline::<U> {
             one,
             two,
+            one_ahead: carried::<U>(one_cols, plan),
+            two_ahead: carried::<U>(two_cols, plan),
             one_rows,
             two_rows,
             one_cols,
@@ -53,10 +59,12 @@ impl<U: MatrixUnit> Pipeline<U> {
     }
 
     /// The same stages over other rows. No unit may still read a tile.
-    pub fn toward(&self, one_rows: Rows, two_rows: Rows) -> Pipeline<U> {
+    pub fn toward(&self, one_rows: Rows, two_rows: Rows, #[comptime] plan: Plan) -> Pipeline<U> {
         Pipeline::<U> {
             one: self.one.clone(),
             two: self.two.clone(),
+            one_ahead: carried::<U>(comptime!(self.one_cols), plan),
+            two_ahead: carried::<U>(comptime!(self.two_cols), plan),
             one_rows,
             two_rows,
             one_cols: comptime!(self.one_cols),
@@ -64,16 +72,16 @@ impl<U: MatrixUnit> Pipeline<U> {
         }
     }
 
-    fn load_one<E: Float, W: Size>(
+    fn load_one<L: Numeric, W: Size>(
         &self,
-        src: &Tensor<Vector<E, W>>,
+        src: &Tensor<Vector<L, W>>,
         step: u32,
         #[comptime] plan: Plan,
     ) {
         let cols = comptime!(self.one_cols);
         let mut tile = tile_of::<U>(&self.one, step, cols, plan);
         let first = step * comptime!(plan.tile.block_n as u32);
-        load_tile(
+        load_tile::<U, L, W>(
             src,
             &self.one_rows,
             &mut tile,
@@ -84,16 +92,16 @@ impl<U: MatrixUnit> Pipeline<U> {
         );
     }
 
-    fn load_two<E: Float, W: Size>(
+    fn load_two<L: Numeric, W: Size>(
         &self,
-        src: &Tensor<Vector<E, W>>,
+        src: &Tensor<Vector<L, W>>,
         step: u32,
         #[comptime] plan: Plan,
     ) {
         let cols = comptime!(self.two_cols);
         let mut tile = tile_of::<U>(&self.two, step, cols, plan);
         let first = step * comptime!(plan.tile.block_n as u32);
-        load_tile(
+        load_tile::<U, L, W>(
             src,
             &self.two_rows,
             &mut tile,
@@ -105,25 +113,27 @@ impl<U: MatrixUnit> Pipeline<U> {
     }
 
     /// Sends off the tiles of `step`, the first one, behind whatever was issued before.
-    pub fn start<E: Float, W: Size>(
+    pub fn start<L: Numeric, W: Size>(
         &self,
-        one: &Tensor<Vector<E, W>>,
-        two: &Tensor<Vector<E, W>>,
+        one: &Tensor<Vector<L, W>>,
+        two: &Tensor<Vector<L, W>>,
         step: u32,
         #[comptime] plan: Plan,
     ) {
-        if comptime!(plan.copy == CopyKind::Async) {
+        if comptime!(plan.copy != CopyKind::Vector) {
             self.load_one(one, step, plan);
             self.load_two(two, step, plan);
+        }
+        if comptime!(plan.copy == CopyKind::Async) {
             ptx::copy_commit();
         }
     }
 
     /// The first tensor's tile of `step`, visible to the cube. All units have left the step before.
-    pub fn first<E: Float, W: Size>(
-        &self,
-        one: &Tensor<Vector<E, W>>,
-        two: &Tensor<Vector<E, W>>,
+    pub fn first<L: Numeric, W: Size>(
+        &mut self,
+        one: &Tensor<Vector<L, W>>,
+        two: &Tensor<Vector<L, W>>,
         step: u32,
         end: u32,
         #[comptime] plan: Plan,
@@ -137,6 +147,29 @@ impl<U: MatrixUnit> Pipeline<U> {
                 self.load_two(two, step + 1u32, plan);
             }
             ptx::copy_commit();
+        } else if comptime!(plan.copy == CopyKind::Ahead) {
+            // The tiles were written by other units than those that read them.
+            sync_cube();
+            if step + 1u32 < end {
+                let first = (step + 1u32) * comptime!(plan.tile.block_n as u32);
+                let (one_cols, two_cols) = comptime!((self.one_cols, self.two_cols));
+                fetch_tile::<U, L, W>(
+                    one,
+                    &self.one_rows,
+                    &mut self.one_ahead,
+                    first,
+                    one_cols,
+                    plan,
+                );
+                fetch_tile::<U, L, W>(
+                    two,
+                    &self.two_rows,
+                    &mut self.two_ahead,
+                    first,
+                    two_cols,
+                    plan,
+                );
+            }
         } else {
             self.load_one(one, step, plan);
             if comptime!(plan.values == ValueBuffer::Own) {
@@ -149,9 +182,9 @@ impl<U: MatrixUnit> Pipeline<U> {
     }
 
     /// The second tensor's tile, visible to the cube; the first's is gone if they share a buffer.
-    pub fn second<E: Float, W: Size>(
+    pub fn second<L: Numeric, W: Size>(
         &self,
-        two: &Tensor<Vector<E, W>>,
+        two: &Tensor<Vector<L, W>>,
         step: u32,
         #[comptime] plan: Plan,
     ) -> SharedTile<U::Stage, U::Width> {
@@ -166,9 +199,9 @@ impl<U: MatrixUnit> Pipeline<U> {
     }
 
     /// The first tensor's tile once more, after `Self::second`.
-    pub fn again<E: Float, W: Size>(
+    pub fn again<L: Numeric, W: Size>(
         &self,
-        one: &Tensor<Vector<E, W>>,
+        one: &Tensor<Vector<L, W>>,
         step: u32,
         #[comptime] plan: Plan,
     ) -> SharedTile<U::Stage, U::Width> {
@@ -183,12 +216,31 @@ impl<U: MatrixUnit> Pipeline<U> {
     }
 
     /// Ends a step: with a single stage, no unit may still read what the next one overwrites.
-    pub fn release(&self, #[comptime] plan: Plan) {
-        if comptime!(plan.copy == CopyKind::Vector) {
+    pub fn release(&self, step: u32, #[comptime] plan: Plan) {
+        if comptime!(plan.copy != CopyKind::Async) {
             // The next step overwrites both tiles.
             sync_cube();
         }
+        if comptime!(plan.copy == CopyKind::Ahead) {
+            let (one_cols, two_cols) = comptime!((self.one_cols, self.two_cols));
+            let mut tile = tile_of::<U>(&self.one, step, one_cols, plan);
+            put_tile::<U>(&self.one_ahead, &mut tile, one_cols, plan);
+            let mut tile = tile_of::<U>(&self.two, step, two_cols, plan);
+            put_tile::<U>(&self.two_ahead, &mut tile, two_cols, plan);
+        }
     }
+}
+
+/// Registers for the vectors of a tile that this unit carries, if it does.
+#[cube]
+fn carried<U: MatrixUnit>(
+    #[comptime] cols: usize,
+    #[comptime] plan: Plan,
+) -> Array<Vector<U::Stage, U::Width>> {
+    Array::new(comptime!(match plan.copy {
+        CopyKind::Ahead => plan.carried(cols),
+        CopyKind::Vector | CopyKind::Async => 1,
+    }))
 }
 
 #[cube]
@@ -196,7 +248,7 @@ fn stages<U: MatrixUnit>(
     #[comptime] cols: usize,
     #[comptime] plan: Plan,
 ) -> Shared<[Vector<U::Stage, U::Width>]> {
-    let width = comptime!(<U::Width as Size>::value());
+    let width = comptime!(plan.vector_elems());
     Shared::<[Vector<U::Stage, U::Width>]>::new_aligned_slice(
         comptime!(plan.stages() * plan.walked_len(cols) / width),
         16usize,
@@ -211,7 +263,7 @@ fn tile_of<U: MatrixUnit>(
     #[comptime] cols: usize,
     #[comptime] plan: Plan,
 ) -> SharedTile<U::Stage, U::Width> {
-    let width = comptime!(<U::Width as Size>::value());
+    let width = comptime!(plan.vector_elems());
     let base = if comptime!(plan.stages() == 1) {
         0usize.runtime()
     } else {

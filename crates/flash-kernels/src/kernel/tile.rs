@@ -21,23 +21,24 @@ pub struct SharedTile<S: Scalar, V: Size> {
     pub stride: usize,
 }
 
+/// Where a tile's elements come from: rows of `src` from `first` on, `cols` columns of each.
+///
 /// `dst[r, c] = src[first + r, c]`, 0 past the last row or column, for `tile_rows × cols`.
 ///
-/// All units of the cube share the work. Nothing is synchronised: under `CopyKind::Vector` a
-/// cube barrier makes the tile visible, under `CopyKind::Async` the wait for the group that
-/// the caller commits, and then a barrier.
+/// All units of the cube share the work. Nothing is synchronised: under `CopyKind::Async` the
+/// tile is visible after the wait for the group that the caller commits and a cube barrier,
+/// otherwise after a cube barrier.
 #[cube]
-pub fn load_tile<E: Float, W: Size, S: Float, V: Size>(
-    src: &Tensor<Vector<E, W>>,
+pub fn load_tile<U: MatrixUnit, L: Numeric, W: Size>(
+    src: &Tensor<Vector<L, W>>,
     rows: &Rows,
-    dst: &mut SharedTile<S, V>,
+    dst: &mut SharedTile<U::Stage, U::Width>,
     first: u32,
     #[comptime] tile_rows: usize,
     #[comptime] cols: usize,
     #[comptime] plan: Plan,
 ) {
-    let width = dst.data.vector_size();
-    let per_row = comptime!(cols / width);
+    let per_row = comptime!(cols / plan.vector_elems());
     let total = comptime!(tile_rows * per_row);
     let rounds = comptime!(total.div_ceil(plan.threads));
     #[unroll(rounds <= 16)]
@@ -45,23 +46,23 @@ pub fn load_tile<E: Float, W: Size, S: Float, V: Size>(
         let slot = UNIT_POS as usize + i * comptime!(plan.threads);
         // The first comparison is comptime: where the slots come out even, so is the whole test.
         if comptime!(total % plan.threads == 0) || slot < total {
-            load_slot(src, rows, dst, first, slot, per_row, plan);
+            load_slot::<U, L, W>(src, rows, dst, first, slot, per_row, plan);
         }
     }
 }
 
 /// One vector of the tile.
 #[cube]
-fn load_slot<E: Float, W: Size, S: Float, V: Size>(
-    src: &Tensor<Vector<E, W>>,
+fn load_slot<U: MatrixUnit, L: Numeric, W: Size>(
+    src: &Tensor<Vector<L, W>>,
     rows: &Rows,
-    dst: &mut SharedTile<S, V>,
+    dst: &mut SharedTile<U::Stage, U::Width>,
     first: u32,
     slot: usize,
     #[comptime] per_row: usize,
     #[comptime] plan: Plan,
 ) {
-    let width = dst.data.vector_size();
+    let width = comptime!(plan.vector_elems());
     let r = slot / per_row;
     let c = slot % per_row;
     let row = first + r as u32;
@@ -75,47 +76,84 @@ fn load_slot<E: Float, W: Size, S: Float, V: Size>(
         let from = (rows.offset + line * rows.row_stride + col) / width;
         ptx::copy_async(&dst.data, at, src, from, bytes);
     } else {
-        dst.data[at] = gather(src, rows, row, c * width);
+        dst.data[at] = gather::<U, L, W>(src, rows, row, c * width, plan);
     }
 }
 
-/// The elements `[row, col .. col + V]` of `src`, 0 where there are none, converted to `S`.
+/// The elements `[row, col ..]` of `src` that make a vector of a tile, 0 where there are none.
 #[cube]
-fn gather<E: Float, W: Size, S: Float, V: Size>(
-    src: &Tensor<Vector<E, W>>,
+fn gather<U: MatrixUnit, L: Numeric, W: Size>(
+    src: &Tensor<Vector<L, W>>,
     rows: &Rows,
     row: u32,
     col: usize,
-) -> Vector<S, V> {
-    let mut value = Vector::<S, V>::new(S::from_int(0));
-    let wide = value.vector_size();
-    let narrow = src.vector_size();
+    #[comptime] plan: Plan,
+) -> Vector<U::Stage, U::Width> {
+    let mut value = Vector::<U::Stage, U::Width>::new(U::Stage::from_int(0));
+    let narrow = comptime!(plan.load_width);
     #[unroll]
-    for j in 0..comptime!(wide / narrow) {
+    for j in 0..comptime!(plan.vector_elems() / narrow) {
         let at = col + comptime!(j * narrow);
         if row < rows.len && (at as u32) < rows.dim {
             let from = rows.offset + row as usize * rows.row_stride + at * rows.col_stride;
-            let x = src[from / narrow];
-            #[unroll]
-            for e in 0..narrow {
-                value.insert(comptime!(j * narrow + e), S::cast_from(x.extract(e)));
-            }
+            value = U::stage::<L, W>(value, src[from / narrow], j, plan);
         }
     }
     value
 }
 
+/// The vectors of a tile that this unit will put there: `CopyKind::Ahead`'s way, in two halves.
+#[cube]
+pub fn fetch_tile<U: MatrixUnit, L: Numeric, W: Size>(
+    src: &Tensor<Vector<L, W>>,
+    rows: &Rows,
+    carried: &mut Array<Vector<U::Stage, U::Width>>,
+    first: u32,
+    #[comptime] cols: usize,
+    #[comptime] plan: Plan,
+) {
+    let per_row = comptime!(cols / plan.vector_elems());
+    #[unroll]
+    for i in 0..comptime!(plan.carried(cols)) {
+        let slot = UNIT_POS as usize + comptime!(i * plan.threads);
+        let row = first + (slot / per_row) as u32;
+        let col = slot % per_row * comptime!(plan.vector_elems());
+        carried[i] = gather::<U, L, W>(src, rows, row, col, plan);
+    }
+}
+
+/// Puts what `fetch_tile` left into the tile. Visible after a cube barrier.
+#[cube]
+pub fn put_tile<U: MatrixUnit>(
+    carried: &Array<Vector<U::Stage, U::Width>>,
+    dst: &mut SharedTile<U::Stage, U::Width>,
+    #[comptime] cols: usize,
+    #[comptime] plan: Plan,
+) {
+    let per_row = comptime!(cols / plan.vector_elems());
+    let total = comptime!(plan.tile.block_n * per_row);
+    #[unroll]
+    for i in 0..comptime!(plan.carried(cols)) {
+        let slot = UNIT_POS as usize + comptime!(i * plan.threads);
+        // The first comparison is comptime: where the slots come out even, so is the whole test.
+        if comptime!(total % plan.threads == 0) || slot < total {
+            let at = dst.base + slot / per_row * dst.stride + slot % per_row;
+            dst.data[at] = carried[i];
+        }
+    }
+}
+
 /// Sends the rows `[first, first + block_m)`, which the cube owns, to shared memory of their own.
 /// Visible after `own_wait`.
 #[cube]
-pub fn own<U: MatrixUnit, E: Float, W: Size>(
-    src: &Tensor<Vector<E, W>>,
+pub fn own<U: MatrixUnit, L: Numeric, W: Size>(
+    src: &Tensor<Vector<L, W>>,
     rows: &Rows,
     first: u32,
     #[comptime] cols: usize,
     #[comptime] plan: Plan,
 ) -> SharedTile<U::Stage, U::Width> {
-    let width = comptime!(<U::Width as Size>::value());
+    let width = comptime!(plan.vector_elems());
     let mut tile = SharedTile::<U::Stage, U::Width> {
         data: Shared::<[Vector<U::Stage, U::Width>]>::new_aligned_slice(
             comptime!(plan.owned_len(cols) / width),
@@ -124,7 +162,7 @@ pub fn own<U: MatrixUnit, E: Float, W: Size>(
         base: 0usize.runtime(),
         stride: comptime!(plan.row_stride(cols) / width),
     };
-    load_tile(
+    load_tile::<U, L, W>(
         src,
         rows,
         &mut tile,

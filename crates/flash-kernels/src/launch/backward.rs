@@ -198,7 +198,7 @@ impl Call<'_> {
             if !dq.is_empty() {
                 let (plan, dq) = (&plans.dq, &dq);
                 dispatch(
-                    plan.unit,
+                    plan,
                     dtype,
                     &DqLaunch {
                         call: self,
@@ -214,7 +214,7 @@ impl Call<'_> {
             if !dk.is_empty() || !dv.is_empty() {
                 let (plan, dk, dv) = (&plans.dkv, &dk, &dv);
                 let call = self;
-                dispatch(plan.unit, dtype, &DkvLaunch { call, plan, dk, dv })?;
+                dispatch(plan, dtype, &DkvLaunch { call, plan, dk, dv })?;
             }
             gradients.dk = Some(dk);
             gradients.dv = Some(dv);
@@ -292,7 +292,7 @@ struct DqLaunch<'a> {
 }
 
 impl Launch for DqLaunch<'_> {
-    fn launch<U: MatrixUnit, E: Float>(&self) -> Result<(), AttentionError> {
+    fn launch<U: MatrixUnit, L: Numeric, E: Float>(&self) -> Result<(), AttentionError> {
         let Call {
             client,
             problem,
@@ -309,12 +309,12 @@ impl Launch for DqLaunch<'_> {
             [inputs.q, inputs.k, inputs.v, inputs.d_out].map(|view| bindable(client, view).arg());
         // SAFETY: every access of the kernel is guarded by the lengths given here.
         unsafe {
-            dq::dq::launch_unchecked::<U, E>(
+            dq::dq::launch_unchecked::<U, L, E>(
                 client,
                 count,
                 CubeDim::new_1d(self.plan.threads as u32),
                 address_type(device, &self.call.views(&[self.dq]))?,
-                self.plan.load_width,
+                self.plan.load_components(),
                 self.plan.store_width,
                 q,
                 k,
@@ -342,7 +342,7 @@ struct DkvLaunch<'a> {
 }
 
 impl Launch for DkvLaunch<'_> {
-    fn launch<U: MatrixUnit, E: Float>(&self) -> Result<(), AttentionError> {
+    fn launch<U: MatrixUnit, L: Numeric, E: Float>(&self) -> Result<(), AttentionError> {
         let Call {
             client,
             problem,
@@ -364,12 +364,12 @@ impl Launch for DkvLaunch<'_> {
         let len = dv_offset + self.dv.reach();
         // SAFETY: every access of the kernel is guarded by the lengths given here.
         unsafe {
-            dkv::dkv::launch_unchecked::<U, E>(
+            dkv::dkv::launch_unchecked::<U, L, E>(
                 client,
                 count,
                 CubeDim::new_1d(self.plan.threads as u32),
                 address_type(device, &self.call.views(&[self.dk, self.dv]))?,
-                self.plan.load_width,
+                self.plan.load_components(),
                 self.plan.store_width,
                 q,
                 k,

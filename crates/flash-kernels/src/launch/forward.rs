@@ -96,7 +96,7 @@ pub fn forward_with(
         mask,
         output: &output,
     };
-    dispatch(plan.unit, problem.dtype, &call)?;
+    dispatch(plan, problem.dtype, &call)?;
     Ok(output)
 }
 
@@ -111,7 +111,7 @@ struct Call<'a> {
 }
 
 impl Launch for Call<'_> {
-    fn launch<U: MatrixUnit, E: Float>(&self) -> Result<(), AttentionError> {
+    fn launch<U: MatrixUnit, L: Numeric, E: Float>(&self) -> Result<(), AttentionError> {
         let shape = &self.problem.shape;
         let device = DeviceClass::of(self.client);
         let block_m = self.plan.tile.block_m;
@@ -126,12 +126,12 @@ impl Launch for Call<'_> {
         let lse = &self.output.lse;
         // SAFETY: every access of the kernel is guarded by the lengths given here.
         unsafe {
-            kernel::launch_unchecked::<U, E>(
+            kernel::launch_unchecked::<U, L, E>(
                 self.client,
                 count,
                 CubeDim::new_1d(self.plan.threads as u32),
                 address,
-                self.plan.load_width,
+                self.plan.load_components(),
                 self.plan.store_width,
                 q,
                 k,

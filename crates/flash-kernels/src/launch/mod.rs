@@ -11,7 +11,7 @@ use half::{bf16, f16};
 use crate::{
     AttentionError, AttentionProblem, FloatKind, Masking,
     kernel::unit::{self, Cmma, MatrixUnit, Mma},
-    plan::UnitKind,
+    plan::{Plan, UnitKind},
     select::{Alignment, DeviceClass, widest},
 };
 
@@ -108,25 +108,34 @@ pub struct MaskView {
 
 /// A launch that only lacks its types.
 trait Launch {
-    /// Launches for tensors of `E`, multiplied by `U`.
-    fn launch<U: MatrixUnit, E: Float>(&self) -> Result<(), AttentionError>;
+    /// Launches for tensors of `E`, read as `L`, multiplied by `U`.
+    fn launch<U: MatrixUnit, L: Numeric, E: Float>(&self) -> Result<(), AttentionError>;
 }
 
 /// The one place where a plan's unit becomes a type.
-fn dispatch(unit: UnitKind, dtype: FloatKind, call: &impl Launch) -> Result<(), AttentionError> {
-    match (unit, dtype) {
-        (UnitKind::Scalar, FloatKind::F32) => call.launch::<unit::Scalar, f32>(),
-        (UnitKind::Scalar, FloatKind::F16) => call.launch::<unit::Scalar, f16>(),
-        (UnitKind::Scalar, FloatKind::Bf16) => call.launch::<unit::Scalar, bf16>(),
-        (UnitKind::Cmma, FloatKind::F16) => call.launch::<Cmma<f16>, f16>(),
-        (UnitKind::Cmma, FloatKind::Bf16) => call.launch::<Cmma<bf16>, bf16>(),
-        (UnitKind::Mma, FloatKind::F16) => call.launch::<Mma<f16>, f16>(),
-        (UnitKind::Mma, FloatKind::Bf16) => call.launch::<Mma<bf16>, bf16>(),
+fn dispatch(plan: &Plan, dtype: FloatKind, call: &impl Launch) -> Result<(), AttentionError> {
+    match (plan.unit, dtype) {
+        (UnitKind::Scalar, FloatKind::F32) => call.launch::<unit::Scalar, f32, f32>(),
+        (UnitKind::Scalar, FloatKind::F16) => call.launch::<unit::Scalar, f16, f16>(),
+        (UnitKind::Scalar, FloatKind::Bf16) => call.launch::<unit::Scalar, bf16, bf16>(),
+        (UnitKind::Cmma, FloatKind::F16) => cmma::<f16>(plan, call),
+        (UnitKind::Cmma, FloatKind::Bf16) => cmma::<bf16>(plan, call),
+        (UnitKind::Mma, FloatKind::F16) => call.launch::<Mma<f16>, f16, f16>(),
+        (UnitKind::Mma, FloatKind::Bf16) => call.launch::<Mma<bf16>, bf16, bf16>(),
         (unit, FloatKind::F32) => Err(AttentionError::new(
             "plan",
             format!("{unit:?} for f32"),
             "Scalar for f32",
         )),
+    }
+}
+
+/// `Cmma` by what global memory is read as.
+fn cmma<E: Float>(plan: &Plan, call: &impl Launch) -> Result<(), AttentionError> {
+    if plan.loads_words() {
+        call.launch::<Cmma<E>, u32, E>()
+    } else {
+        call.launch::<Cmma<E>, E, E>()
     }
 }
 

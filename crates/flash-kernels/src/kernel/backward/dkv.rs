@@ -25,11 +25,11 @@ use crate::{
 /// A cube owns `block_m` keys of one key head and walks the queries of its group that see them,
 /// head by head. Rows of the products are keys, columns queries. Nothing is shared between cubes.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub fn dkv<U: MatrixUnit, E: Float, M: Int, W: Size, O: Size>(
-    q: &Tensor<Vector<E, W>>,
-    k: &Tensor<Vector<E, W>>,
-    v: &Tensor<Vector<E, W>>,
-    d_out: &Tensor<Vector<E, W>>,
+pub fn dkv<U: MatrixUnit, L: Numeric, E: Float, M: Int, W: Size, O: Size>(
+    q: &Tensor<Vector<L, W>>,
+    k: &Tensor<Vector<L, W>>,
+    v: &Tensor<Vector<L, W>>,
+    d_out: &Tensor<Vector<L, W>>,
     stats: &[Vector<f32, Const<2>>],
     mask: ComptimeOption<OwnedTensor<M>>,
     d_kv: &mut [Vector<E, O>],
@@ -50,8 +50,8 @@ pub fn dkv<U: MatrixUnit, E: Float, M: Int, W: Size, O: Size>(
         let (head_pad, val_pad) = comptime!((plan.tile.head_pad, plan.tile.val_pad));
 
         let mut scratch = U::scratch(plan);
-        let k_tile = own::<U, E, W>(k, &k_rows, key_start, head_pad, plan);
-        let v_tile = own::<U, E, W>(v, &v_rows, key_start, val_pad, plan);
+        let k_tile = own::<U, L, W>(k, &k_rows, key_start, head_pad, plan);
+        let v_tile = own::<U, L, W>(v, &v_rows, key_start, val_pad, plan);
         let pairs = Shared::<[Vector<f32, Const<2>>]>::new_slice(comptime!(plan.stats_len()));
         let stages = Pipeline::<U>::new(
             Rows::of(q, seq.batch, seq.head * group),
@@ -67,7 +67,7 @@ pub fn dkv<U: MatrixUnit, E: Float, M: Int, W: Size, O: Size>(
         let mut dv = U::zero(val_pad, plan);
         for member in 0..group {
             let head = seq.head * group + member;
-            walk::<U, E, M, W>(
+            walk::<U, L, M, W>(
                 q,
                 d_out,
                 stats,
@@ -98,9 +98,9 @@ pub fn dkv<U: MatrixUnit, E: Float, M: Int, W: Size, O: Size>(
 /// Adds what the queries of one head contribute. On return no unit reads a walked tile any more.
 #[cube]
 #[allow(clippy::too_many_arguments)]
-fn walk<U: MatrixUnit, E: Float, M: Int, W: Size>(
-    q: &Tensor<Vector<E, W>>,
-    d_out: &Tensor<Vector<E, W>>,
+fn walk<U: MatrixUnit, L: Numeric, M: Int, W: Size>(
+    q: &Tensor<Vector<L, W>>,
+    d_out: &Tensor<Vector<L, W>>,
     stats: &[Vector<f32, Const<2>>],
     mask: &ComptimeOption<OwnedTensor<M>>,
     stages: &Pipeline<U>,
@@ -119,7 +119,7 @@ fn walk<U: MatrixUnit, E: Float, M: Int, W: Size>(
 ) {
     let (head_pad, val_pad) = comptime!((plan.tile.head_pad, plan.tile.val_pad));
     let q_rows = Rows::of(q, batch, head);
-    let pipeline = stages.toward(q_rows, Rows::of(d_out, batch, head));
+    let mut pipeline = stages.toward(q_rows, Rows::of(d_out, batch, head), plan);
     let causality = comptime!(plan.causality);
     let mask = Mask::<M>::new(q_rows.len, seqlen_k, mask, batch, head, causality);
     let range = mask.q_range(key_start, plan);
@@ -147,7 +147,7 @@ fn walk<U: MatrixUnit, E: Float, M: Int, W: Size>(
             let held = U::hold(&dp, scratch, plan);
             let queries = pipeline.again(q, step, plan);
             U::accumulate(dk, &held, &queries, scratch, plan);
-            pipeline.release(plan);
+            pipeline.release(step, plan);
         }
     }
     // The next head overwrites the tiles.

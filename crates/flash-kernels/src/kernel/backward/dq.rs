@@ -24,11 +24,11 @@ use crate::{
 /// A cube owns `block_m` queries of one head and walks the keys they see. Nothing is shared
 /// between cubes.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub fn dq<U: MatrixUnit, E: Float, M: Int, W: Size, O: Size>(
-    q: &Tensor<Vector<E, W>>,
-    k: &Tensor<Vector<E, W>>,
-    v: &Tensor<Vector<E, W>>,
-    d_out: &Tensor<Vector<E, W>>,
+pub fn dq<U: MatrixUnit, L: Numeric, E: Float, M: Int, W: Size, O: Size>(
+    q: &Tensor<Vector<L, W>>,
+    k: &Tensor<Vector<L, W>>,
+    v: &Tensor<Vector<L, W>>,
+    d_out: &Tensor<Vector<L, W>>,
     stats: &[Vector<f32, Const<2>>],
     mask: ComptimeOption<OwnedTensor<M>>,
     d_q: &mut Tensor<Vector<E, O>>,
@@ -54,9 +54,9 @@ pub fn dq<U: MatrixUnit, E: Float, M: Int, W: Size, O: Size>(
         let (head_pad, val_pad) = comptime!((plan.tile.head_pad, plan.tile.val_pad));
 
         let mut scratch = U::scratch(plan);
-        let pipeline = Pipeline::<U>::new(v_rows, k_rows, val_pad, head_pad, plan);
-        let q_tile = own::<U, E, W>(q, &q_rows, seq.start, head_pad, plan);
-        let o_tile = own::<U, E, W>(d_out, &o_rows, seq.start, val_pad, plan);
+        let mut pipeline = Pipeline::<U>::new(v_rows, k_rows, val_pad, head_pad, plan);
+        let q_tile = own::<U, L, W>(q, &q_rows, seq.start, head_pad, plan);
+        let o_tile = own::<U, L, W>(d_out, &o_rows, seq.start, val_pad, plan);
         pipeline.start(v, k, range.begin, plan);
         own_wait(plan);
         let a = U::left(&q_tile, head_pad, plan);
@@ -82,7 +82,7 @@ pub fn dq<U: MatrixUnit, E: Float, M: Int, W: Size, O: Size>(
                 }
                 let ds = U::hold(&s, &mut scratch, plan);
                 U::accumulate(&mut acc, &ds, &keys, &mut scratch, plan);
-                pipeline.release(plan);
+                pipeline.release(step, plan);
             }
         }
         let place = Place::of(q, &seq, 0usize);

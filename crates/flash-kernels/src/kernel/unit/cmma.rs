@@ -15,9 +15,10 @@ use cubecl::{
 use super::{
     MatrixUnit,
     visible::{
-        CmmaAcc, CmmaFrag, CmmaLeft, CmmaScratch, accumulator, lane, lane_row, lane_rows, operand,
-        part_width, parts, plane_row, score_at, score_stride, show, show_part, take_part, visible,
+        CmmaAcc, CmmaFrag, CmmaLeft, CmmaScratch, accumulator, hold_words, lane, lane_row,
+        lane_rows, operand, part_width, plane_row, score_at, show, show_part, take_part, visible,
     },
+    words::stage_words,
 };
 use crate::{kernel::tile::SharedTile, plan::Plan};
 
@@ -28,23 +29,34 @@ pub struct Cmma<E: Float> {
 
 #[cube]
 impl<E: Float> MatrixUnit for Cmma<E> {
-    type Stage = E;
+    type Stage = u32;
     type Width = Const<4>;
     type Left = CmmaLeft<E>;
     type Held = ();
     type Frag = CmmaFrag;
     type Acc = CmmaAcc;
-    type Scratch = CmmaScratch<E>;
+    type Scratch = CmmaScratch;
 
-    fn scratch(#[comptime] plan: Plan) -> CmmaScratch<E> {
-        CmmaScratch::<E> {
-            scores: Shared::<[Vector<f32, Const<4>>]>::new_slice(comptime!(plan.scratch_len() / 4)),
-            probs: Shared::<[Vector<E, Const<4>>]>::new_slice(comptime!(plan.prob_len() / 4)),
+    fn stage<L: Numeric, W: Size>(
+        value: Vector<u32, Const<4>>,
+        loaded: Vector<L, W>,
+        #[comptime] j: usize,
+        #[comptime] plan: Plan,
+    ) -> Vector<u32, Const<4>> {
+        stage_words::<L, W>(value, loaded, j, comptime!(plan.load_width))
+    }
+
+    fn scratch(#[comptime] plan: Plan) -> CmmaScratch {
+        CmmaScratch {
+            words: Shared::<[Vector<u32, Const<4>>]>::new_aligned_slice(
+                comptime!(plan.scratch_len() / 4),
+                16usize,
+            ),
         }
     }
 
     fn left(
-        tile: &SharedTile<E, Const<4>>,
+        tile: &SharedTile<u32, Const<4>>,
         #[comptime] depth: usize,
         #[comptime] plan: Plan,
     ) -> CmmaLeft<E> {
@@ -54,7 +66,7 @@ impl<E: Float> MatrixUnit for Cmma<E> {
         for m in 0..comptime!(plan.rows / 16) {
             #[unroll]
             for k in 0..comptime!(depth / 16) {
-                let at = first + comptime!(16 * m * tile.stride + 4 * k);
+                let at = first + comptime!(16 * m * tile.stride + 2 * k);
                 cells.push(operand::<E>(
                     &tile.data,
                     at,
@@ -69,8 +81,8 @@ impl<E: Float> MatrixUnit for Cmma<E> {
 
     fn product(
         a: &CmmaLeft<E>,
-        b: &SharedTile<E, Const<4>>,
-        scratch: &mut CmmaScratch<E>,
+        b: &SharedTile<u32, Const<4>>,
+        scratch: &mut CmmaScratch,
         #[comptime] depth: usize,
         #[comptime] plan: Plan,
     ) -> CmmaFrag {
@@ -84,7 +96,7 @@ impl<E: Float> MatrixUnit for Cmma<E> {
             }
             #[unroll]
             for k in 0..k_tiles {
-                let at = b.base + comptime!(16 * n * b.stride + 4 * k);
+                let at = b.base + comptime!(16 * n * b.stride + 2 * k);
                 let right = operand::<E>(
                     &b.data,
                     at,
@@ -113,19 +125,10 @@ impl<E: Float> MatrixUnit for Cmma<E> {
         visible(&*scratch, comptime!(plan.tile.block_n), plan)
     }
 
-    fn hold(frag: &CmmaFrag, scratch: &mut CmmaScratch<E>, #[comptime] plan: Plan) {
-        let stride = comptime!(plan.row_stride(plan.tile.block_n) / 4);
-        let part = (lane(plan) % comptime!(parts(plan) as u32)) as usize;
-        #[unroll]
-        for r in 0..comptime!(frag.rows) {
-            let line = lane_row(r, plan) as usize * stride + part;
-            #[unroll]
-            for g in 0..comptime!(frag.groups) {
-                let p = frag.cells[comptime!(r * frag.groups + g)];
-                scratch.probs[line + comptime!(g * parts(plan))] =
-                    Vector::<E, Const<4>>::cast_from(p);
-            }
-        }
+    fn hold(frag: &CmmaFrag, scratch: &mut CmmaScratch, #[comptime] plan: Plan) {
+        // The probabilities come where the scores are: all lanes have read those.
+        sync_plane();
+        hold_words::<E>(frag, scratch, plan);
         // Written lane by lane, loaded by the plane as a whole.
         sync_plane();
     }
@@ -147,30 +150,30 @@ impl<E: Float> MatrixUnit for Cmma<E> {
     fn accumulate(
         acc: &mut CmmaAcc,
         _a: &(),
-        b: &SharedTile<E, Const<4>>,
-        scratch: &mut CmmaScratch<E>,
+        b: &SharedTile<u32, Const<4>>,
+        scratch: &mut CmmaScratch,
         #[comptime] plan: Plan,
     ) {
         let n_tiles = comptime!(acc.cols / 16);
-        let stride = comptime!(plan.row_stride(plan.tile.block_n));
-        let first = plane_row(plan) as usize * comptime!(stride / 4);
+        let stride = comptime!(plan.score_stride() / 4);
+        let first = plane_row(plan) as usize * comptime!(stride);
         #[unroll]
         for k in 0..comptime!(plan.tile.block_n / 16) {
             let mut left = Sequence::<Matrix<E>>::new();
             #[unroll]
             for m in 0..comptime!(plan.rows / 16) {
-                let at = first + comptime!(16 * m * stride / 4 + 4 * k);
+                let at = first + comptime!(16 * m * stride + 2 * k);
                 left.push(operand::<E>(
-                    &scratch.probs,
+                    &scratch.words,
                     at,
-                    stride,
+                    comptime!(4 * stride),
                     MatrixIdent::A,
                     MatrixLayout::RowMajor,
                 ));
             }
             #[unroll]
             for n in 0..n_tiles {
-                let at = b.base + comptime!(16 * k * b.stride + 4 * n);
+                let at = b.base + comptime!(16 * k * b.stride + 2 * n);
                 let right = operand::<E>(
                     &b.data,
                     at,
@@ -191,23 +194,24 @@ impl<E: Float> MatrixUnit for Cmma<E> {
         acc: &mut CmmaAcc,
         alpha: &Array<f32>,
         stale: bool,
-        scratch: &mut CmmaScratch<E>,
+        scratch: &mut CmmaScratch,
         #[comptime] plan: Plan,
     ) {
         if plane_any(stale) {
-            let lane_part = (lane(plan) % comptime!(parts(plan) as u32)) as usize;
+            let lane_part = (lane(plan) % comptime!(plan.row_parts() as u32)) as usize;
             #[unroll]
             for part in 0..comptime!(acc.cols / part_width(acc.cols, plan)) {
                 show_part(&*acc, scratch, part, plan);
                 #[unroll]
                 for r in 0..comptime!(lane_rows(plan)) {
                     let line =
-                        lane_row(r, plan) as usize * comptime!(score_stride(plan) / 4) + lane_part;
+                        lane_row(r, plan) as usize * comptime!(plan.score_stride() / 4) + lane_part;
                     #[unroll]
-                    for g in 0..comptime!(part_width(acc.cols, plan) / 4 / parts(plan)) {
-                        let at = line + comptime!(g * parts(plan));
-                        let seen = scratch.scores[at];
-                        scratch.scores[at] = seen * Vector::<f32, Const<4>>::new(alpha[r]);
+                    for g in 0..comptime!(part_width(acc.cols, plan) / 4 / plan.row_parts()) {
+                        let at = line + comptime!(g * plan.row_parts());
+                        let seen = Vector::<f32, Const<4>>::reinterpret(scratch.words[at]);
+                        let scaled = seen * Vector::<f32, Const<4>>::new(alpha[r]);
+                        scratch.words[at] = Vector::<u32, Const<4>>::reinterpret(scaled);
                     }
                 }
                 take_part(acc, &*scratch, part, plan);
@@ -221,7 +225,7 @@ impl<E: Float> MatrixUnit for Cmma<E> {
 
     fn read(
         acc: &CmmaAcc,
-        scratch: &mut CmmaScratch<E>,
+        scratch: &mut CmmaScratch,
         #[comptime] part: usize,
         #[comptime] cols: usize,
         #[comptime] plan: Plan,
@@ -265,29 +269,30 @@ impl<E: Float> MatrixUnit for Cmma<E> {
 
     fn col(frag: &CmmaFrag, #[comptime] c: usize, #[comptime] plan: Plan) -> u32 {
         let _ = comptime!(frag.groups);
-        (lane(plan) % comptime!(parts(plan) as u32) + comptime!((c / 4 * parts(plan)) as u32))
+        (lane(plan) % comptime!(plan.row_parts() as u32)
+            + comptime!((c / 4 * plan.row_parts()) as u32))
             * 4u32
             + comptime!((c % 4) as u32)
     }
 
-    fn reduce_max(values: &mut Array<f32>, _scratch: &mut CmmaScratch<E>, #[comptime] plan: Plan) {
+    fn reduce_max(values: &mut Array<f32>, _scratch: &mut CmmaScratch, #[comptime] plan: Plan) {
         #[unroll]
         for r in 0..comptime!(lane_rows(plan)) {
             let mut x = values[r];
             #[unroll]
-            for i in 0..comptime!(parts(plan).trailing_zeros()) {
+            for i in 0..comptime!(plan.row_parts().trailing_zeros()) {
                 x = max(x, plane_shuffle_xor(x, comptime!(1u32 << i)));
             }
             values[r] = x;
         }
     }
 
-    fn reduce_sum(values: &mut Array<f32>, _scratch: &mut CmmaScratch<E>, #[comptime] plan: Plan) {
+    fn reduce_sum(values: &mut Array<f32>, _scratch: &mut CmmaScratch, #[comptime] plan: Plan) {
         #[unroll]
         for r in 0..comptime!(lane_rows(plan)) {
             let mut x = values[r];
             #[unroll]
-            for i in 0..comptime!(parts(plan).trailing_zeros()) {
+            for i in 0..comptime!(plan.row_parts().trailing_zeros()) {
                 x += plane_shuffle_xor(x, comptime!(1u32 << i));
             }
             values[r] = x;

@@ -8,7 +8,7 @@ use core::marker::PhantomData;
 
 use cubecl::prelude::*;
 
-use super::{MatrixUnit, ptx};
+use super::{MatrixUnit, ptx, stage_elements};
 use crate::{
     kernel::tile::SharedTile,
     plan::{Plan, QueryOperand},
@@ -157,6 +157,15 @@ impl<E: HalfFloat> MatrixUnit for Mma<E> {
     type Frag = MmaFrag;
     type Acc = MmaFrag;
     type Scratch = ();
+
+    fn stage<L: Numeric, W: Size>(
+        value: Vector<E, Const<8>>,
+        loaded: Vector<L, W>,
+        #[comptime] j: usize,
+        #[comptime] _plan: Plan,
+    ) -> Vector<E, Const<8>> {
+        stage_elements::<E, Const<8>, L, W>(value, loaded, j)
+    }
 
     fn scratch(#[comptime] _plan: Plan) {}
 

@@ -10,6 +10,7 @@ pub mod mma;
 pub mod ptx;
 pub mod scalar;
 pub mod visible;
+pub mod words;
 
 pub use cmma::Cmma;
 pub use mma::Mma;
@@ -23,8 +24,8 @@ pub use scalar::Scalar;
 /// a verb leaves something for the caller to synchronise, it says so.
 #[cube]
 pub trait MatrixUnit: Send + Sync + 'static {
-    /// Element type of tiles in shared memory.
-    type Stage: Float;
+    /// What tiles in shared memory are made of: elements, or words of two.
+    type Stage: Numeric;
     /// Vector in which tiles are accessed.
     type Width: Size;
     /// Left operand read from a shared tile.
@@ -37,6 +38,15 @@ pub trait MatrixUnit: Send + Sync + 'static {
     type Acc: CubeType;
     /// Shared memory of the unit's own.
     type Scratch: CubeType;
+
+    /// `value`, a vector of a tile in shared memory, with `loaded` as its `j`-th part of
+    /// `plan.load_width` elements.
+    fn stage<L: Numeric, W: Size>(
+        value: Vector<Self::Stage, Self::Width>,
+        loaded: Vector<L, W>,
+        #[comptime] j: usize,
+        #[comptime] plan: Plan,
+    ) -> Vector<Self::Stage, Self::Width>;
 
     /// Allocates the scratch, once per kernel.
     fn scratch(#[comptime] plan: Plan) -> Self::Scratch;
@@ -58,7 +68,7 @@ pub trait MatrixUnit: Send + Sync + 'static {
         #[comptime] plan: Plan,
     ) -> Self::Frag;
 
-    /// Turns a product `[block_m, block_n]` into a left operand, rounded to `Self::Stage`.
+    /// Turns a product `[block_m, block_n]` into a left operand, rounded to the element type.
     fn hold(frag: &Self::Frag, scratch: &mut Self::Scratch, #[comptime] plan: Plan) -> Self::Held;
 
     /// To be called between the last use of a held operand and the next `Self::hold` where no
@@ -120,4 +130,20 @@ pub trait MatrixUnit: Send + Sync + 'static {
     fn reduce_max(values: &mut Array<f32>, scratch: &mut Self::Scratch, #[comptime] plan: Plan);
     /// Sum of each of `values` (one per row) over the units that share the row.
     fn reduce_sum(values: &mut Array<f32>, scratch: &mut Self::Scratch, #[comptime] plan: Plan);
+}
+
+/// `value` with the elements of `loaded`, converted, from its component `j·W` on.
+#[cube]
+pub fn stage_elements<S: Numeric, V: Size, L: Numeric, W: Size>(
+    value: Vector<S, V>,
+    loaded: Vector<L, W>,
+    #[comptime] j: usize,
+) -> Vector<S, V> {
+    let mut value = value;
+    let narrow = loaded.vector_size();
+    #[unroll]
+    for e in 0..narrow {
+        value.insert(comptime!(j * narrow + e), S::cast_from(loaded.extract(e)));
+    }
+    value
 }

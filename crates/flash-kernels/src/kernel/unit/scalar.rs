@@ -7,7 +7,7 @@
 
 use cubecl::prelude::*;
 
-use super::MatrixUnit;
+use super::{MatrixUnit, stage_elements};
 use crate::{
     kernel::tile::SharedTile,
     plan::{Plan, Reduction},
@@ -66,6 +66,15 @@ impl MatrixUnit for Scalar {
     type Frag = ScalarFrag;
     type Acc = ScalarFrag;
     type Scratch = ScalarScratch;
+
+    fn stage<L: Numeric, W: Size>(
+        value: Vector<f32, Const<4>>,
+        loaded: Vector<L, W>,
+        #[comptime] j: usize,
+        #[comptime] _plan: Plan,
+    ) -> Vector<f32, Const<4>> {
+        stage_elements::<f32, Const<4>, L, W>(value, loaded, j)
+    }
 
     fn scratch(#[comptime] plan: Plan) -> ScalarScratch {
         ScalarScratch {

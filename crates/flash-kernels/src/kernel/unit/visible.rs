@@ -21,11 +21,11 @@ pub struct CmmaFrag {
     pub groups: usize,
 }
 
-/// Visible scores `[block_m, block_n]` in f32 and probabilities in the element type.
+/// Visible scores `[block_m, block_n]`, the bits of f32; then, in the same rows, probabilities as
+/// words of two.
 #[derive(CubeType)]
-pub struct CmmaScratch<E: Float> {
-    pub scores: Shared<[Vector<f32, Const<4>>]>,
-    pub probs: Shared<[Vector<E, Const<4>>]>,
+pub struct CmmaScratch {
+    pub words: Shared<[Vector<u32, Const<4>>]>,
 }
 
 /// Left operands `[m16, k16]`.
@@ -41,15 +41,6 @@ pub struct CmmaAcc {
     /// Columns in all.
     #[cube(comptime)]
     pub cols: usize,
-}
-
-/// Lanes that share a row.
-pub const fn parts(plan: Plan) -> usize {
-    if plan.plane_size > plan.rows {
-        plan.plane_size / plan.rows
-    } else {
-        1
-    }
 }
 
 /// Rows of a lane.
@@ -70,10 +61,6 @@ pub const fn part_width(cols: usize, plan: Plan) -> usize {
     width
 }
 
-pub const fn score_stride(plan: Plan) -> usize {
-    plan.tile.block_n + 4
-}
-
 #[cube]
 pub fn lane(#[comptime] plan: Plan) -> u32 {
     UNIT_POS % comptime!(plan.plane_size as u32)
@@ -87,14 +74,14 @@ pub fn plane_row(#[comptime] plan: Plan) -> u32 {
 #[cube]
 pub fn lane_row(#[comptime] r: usize, #[comptime] plan: Plan) -> u32 {
     plane_row(plan)
-        + lane(plan) / comptime!(parts(plan) as u32)
+        + lane(plan) / comptime!(plan.row_parts() as u32)
         + comptime!((r * plan.plane_size) as u32)
 }
 
 /// First f32 vector of this plane's visible block of 16 rows `m` and columns `col`.
 #[cube]
 pub fn score_at(#[comptime] m: usize, #[comptime] col: usize, #[comptime] plan: Plan) -> usize {
-    (plane_row(plan) as usize + comptime!(16 * m)) * comptime!(score_stride(plan) / 4)
+    (plane_row(plan) as usize + comptime!(16 * m)) * comptime!(plan.score_stride() / 4)
         + comptime!(col / 4)
 }
 
@@ -110,10 +97,10 @@ pub fn accumulator() -> Matrix<f32> {
     )
 }
 
-/// The operand whose 16×16 block begins at vector `at`, rows `stride` elements apart.
+/// The operand whose 16×16 block begins at vector `at`, rows `stride` words apart.
 #[cube]
 pub fn operand<E: Float>(
-    data: &Shared<[Vector<E, Const<4>>]>,
+    data: &Shared<[Vector<u32, Const<4>>]>,
     at: usize,
     #[comptime] stride: usize,
     #[comptime] ident: MatrixIdent,
@@ -128,38 +115,30 @@ pub fn operand<E: Float>(
 
 /// Puts accumulator `matrix` into the visible block that begins at vector `at`.
 #[cube]
-pub fn show<E: Float>(
-    scratch: &mut CmmaScratch<E>,
-    matrix: &Matrix<f32>,
-    at: usize,
-    #[comptime] plan: Plan,
-) {
-    let end = scratch.scores.len();
+pub fn show(scratch: &mut CmmaScratch, matrix: &Matrix<f32>, at: usize, #[comptime] plan: Plan) {
+    let end = scratch.words.len();
     cmma::store(
-        scratch.scores.slice_mut(at, end),
+        scratch.words.slice_mut(at, end),
         matrix,
-        comptime!(score_stride(plan) as u32),
+        comptime!(plan.score_stride() as u32),
         MatrixLayout::RowMajor,
     );
 }
 
 /// Shows `cols` columns of accumulators, which the plane has stored, to its lanes.
 #[cube]
-pub fn visible<E: Float>(
-    scratch: &CmmaScratch<E>,
-    #[comptime] cols: usize,
-    #[comptime] plan: Plan,
-) -> CmmaFrag {
+pub fn visible(scratch: &CmmaScratch, #[comptime] cols: usize, #[comptime] plan: Plan) -> CmmaFrag {
     let rows = comptime!(lane_rows(plan));
-    let groups = comptime!(cols / 4 / parts(plan));
+    let groups = comptime!(cols / 4 / plan.row_parts());
     let mut cells = Array::<Vector<f32, Const<4>>>::new(comptime!(rows * groups));
-    let part = (lane(plan) % comptime!(parts(plan) as u32)) as usize;
+    let part = (lane(plan) % comptime!(plan.row_parts() as u32)) as usize;
     #[unroll]
     for r in 0..rows {
-        let line = lane_row(r, plan) as usize * comptime!(score_stride(plan) / 4) + part;
+        let line = lane_row(r, plan) as usize * comptime!(plan.score_stride() / 4) + part;
         #[unroll]
         for g in 0..groups {
-            cells[comptime!(r * groups + g)] = scratch.scores[line + comptime!(g * parts(plan))];
+            let bits = scratch.words[line + comptime!(g * plan.row_parts())];
+            cells[comptime!(r * groups + g)] = Vector::<f32, Const<4>>::reinterpret(bits);
         }
     }
     CmmaFrag {
@@ -171,9 +150,9 @@ pub fn visible<E: Float>(
 
 /// Stores the columns of `part` of the running sum where the lanes can see them.
 #[cube]
-pub fn show_part<E: Float>(
+pub fn show_part(
     acc: &CmmaAcc,
-    scratch: &mut CmmaScratch<E>,
+    scratch: &mut CmmaScratch,
     #[comptime] part: usize,
     #[comptime] plan: Plan,
 ) {
@@ -197,9 +176,9 @@ pub fn show_part<E: Float>(
 
 /// Takes the columns of `part` back from where the lanes have changed them.
 #[cube]
-pub fn take_part<E: Float>(
+pub fn take_part(
     acc: &mut CmmaAcc,
-    scratch: &CmmaScratch<E>,
+    scratch: &CmmaScratch,
     #[comptime] part: usize,
     #[comptime] plan: Plan,
 ) {
@@ -207,7 +186,7 @@ pub fn take_part<E: Float>(
     let per_part = comptime!(part_width(acc.cols, plan) / 16);
     // Written lane by lane, loaded by the plane as a whole.
     sync_plane();
-    let end = scratch.scores.len();
+    let end = scratch.words.len();
     #[unroll]
     for m in 0..comptime!(plan.rows / 16) {
         #[unroll]
@@ -216,10 +195,53 @@ pub fn take_part<E: Float>(
             cmma::load_with_layout(
                 acc.cells
                     .index_mut(comptime!(m * n_tiles + part * per_part + n)),
-                scratch.scores.slice(at, end),
-                comptime!(score_stride(plan) as u32),
+                scratch.words.slice(at, end),
+                comptime!(plan.score_stride() as u32),
                 MatrixLayout::RowMajor,
             );
         }
     }
+}
+
+/// Puts the probabilities that this lane sees, rounded to `E`, where the plane loads them. A vector
+/// of words is eight columns: two groups of this lane or, where two lanes share a row, one of each.
+/// Those exchange: the first lane gets the pair on the left.
+#[cube]
+pub fn hold_words<E: Float>(frag: &CmmaFrag, scratch: &mut CmmaScratch, #[comptime] plan: Plan) {
+    let stride = comptime!(plan.score_stride() / 4);
+    let parts = comptime!(plan.row_parts());
+    let part = lane(plan) % comptime!(parts as u32);
+    #[unroll]
+    for r in 0..comptime!(frag.rows) {
+        let line = lane_row(r, plan) as usize * stride + part as usize;
+        #[unroll]
+        for i in 0..comptime!(frag.groups / 2) {
+            let first = frag.cells[comptime!(r * frag.groups + 2 * i)];
+            let second = frag.cells[comptime!(r * frag.groups + 2 * i + 1)];
+            let mut left = packed::<E>(first);
+            let mut right = packed::<E>(second);
+            if comptime!(parts == 2) {
+                let theirs = select(part == 0u32, right, left);
+                let x = plane_shuffle_xor(theirs.extract(0usize), 1u32);
+                let y = plane_shuffle_xor(theirs.extract(1usize), 1u32);
+                let mut received = Vector::<u32, Const<2>>::empty();
+                received.insert(0usize, x);
+                received.insert(1usize, y);
+                left = select(part == 0u32, left, received);
+                right = select(part == 0u32, received, right);
+            }
+            let mut words = Vector::<u32, Const<4>>::empty();
+            words.insert(0usize, left.extract(0usize));
+            words.insert(1usize, left.extract(1usize));
+            words.insert(2usize, right.extract(0usize));
+            words.insert(3usize, right.extract(1usize));
+            scratch.words[line + comptime!(i * parts)] = words;
+        }
+    }
+}
+
+/// Four probabilities, rounded to `E`, as two words.
+#[cube]
+fn packed<E: Float>(p: Vector<f32, Const<4>>) -> Vector<u32, Const<2>> {
+    Vector::<u32, Const<2>>::reinterpret(Vector::<E, Const<4>>::cast_from(p))
 }
