@@ -5,6 +5,7 @@ use burn_flash_attention::{FlashOptions, try_flash_attention};
 use flash_reference::rounding::Dtype::{self, Bf16, F16, F32};
 use rstest::rstest;
 
+use crate::gradients::{self, random_d_out, weighted};
 use crate::problem::{Got, Problem, Qkv};
 use crate::runtime;
 use crate::support::dims;
@@ -59,4 +60,41 @@ fn a_dtype_that_the_device_lacks_was_taken() {
     let Qkv { q, k, v } = problem.qkv(&device);
     let taken = try_flash_attention(q, k, v, FlashOptions::new()).is_ok();
     assert_eq!(taken, runtime::stores(DType::BF16));
+}
+
+/// The kernels multiplied a dropped key's K, and a blind query's Q, by a gradient of 0: 0 · NaN.
+#[rstest]
+fn nan_of_a_dropped_pair_reached_the_gradients(#[values(F32, F16, Bf16)] dtype: Dtype) {
+    let clean = Problem::random(dtype, dims(1, 2, 150, 150, 16));
+    if clean.is_refused() {
+        return;
+    }
+    // Query 3 and key 5 see each other and nothing else.
+    let mask = |[_, _, i, j]: [usize; 4]| (i == 3) != (j == 5);
+    let clean = clean.mask([1, 1, 150, 150], mask);
+    let mut poisoned = clean.clone();
+    for head in 0..2 {
+        poisoned.q[(head * 150 + 3) * 16] = f64::NAN;
+        poisoned.k[(head * 150 + 5) * 16 + 1] = f64::NAN;
+    }
+    let d_out = random_d_out(&clean);
+    let device = runtime::device().autodiff();
+    let run = |problem| gradients::gradients_on(&device, problem, weighted(problem, &d_out));
+    let (want, got) = (run(&clean), run(&poisoned));
+    for (name, alone, want, got) in [
+        ("dQ", 3, &want[0], &got[0]),
+        ("dK", 5, &want[1], &got[1]),
+        ("dV", 5, &want[2], &got[2]),
+    ] {
+        for (row, (want, got)) in want.chunks(16).zip(got.chunks(16)).enumerate() {
+            if row % 150 == alone {
+                assert!(
+                    got.iter().all(|x| x.is_nan()),
+                    "{name} of row {row}: {got:?}"
+                );
+            } else if runtime::has_kernels() {
+                assert_eq!(got, want, "{name} of row {row}");
+            }
+        }
+    }
 }

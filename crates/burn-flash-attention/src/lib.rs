@@ -37,9 +37,10 @@
 //!   `j - (seqlen_k - seqlen_q) <= i`.
 //! - A `true` in the mask drops the score.
 //! - A row that sees nothing is 0, with a log-sum-exp of -∞ and zero gradients.
-//! - A masked key has no influence on the output through K, NaN included. Its row of V, and for a
-//!   gradient its row of K too, must be finite: kernels multiply them by a weight of 0, and
-//!   `0 * NaN` is NaN. Composed operations do so only where another query sees the key.
+//! - A masked key has no influence on the output through K, NaN included; nor, in kernels, on a
+//!   gradient, and likewise Q there. Its row of V, and for a gradient the query's row of dO, must be
+//!   finite: they are multiplied by a weight of 0, and `0 * NaN` is NaN. Composed operations
+//!   multiply K likewise where another query sees the key.
 
 // A backend extension takes its tensors one by one: Burn rewrites each argument.
 #![allow(clippy::too_many_arguments)]

@@ -37,3 +37,9 @@ pub fn neg_infinity(#[comptime] isa: Isa) -> f32 {
 pub fn finite_or_zero(x: f32, #[comptime] isa: Isa) -> f32 {
     select(x == neg_infinity(isa), f32::new(0.0), x)
 }
+
+/// Is `x` neither infinite nor NaN? By its bits: drivers may assume that there is no NaN.
+#[cube]
+pub fn is_finite(x: f32) -> bool {
+    u32::reinterpret(x) & 0x7f80_0000u32 != 0x7f80_0000u32
+}

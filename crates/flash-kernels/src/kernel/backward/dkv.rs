@@ -10,7 +10,7 @@ use crate::{
         rows::{Rows, group_size},
         score,
         seq::{Seq, position},
-        tile::{own, own_wait},
+        tile::{drop_non_finite, own, own_wait},
         unit::{MatrixUnit, ptx},
     },
     plan::{CopyKind, Plan},
@@ -145,7 +145,11 @@ fn walk<U: MatrixUnit, L: Numeric, M: Int, W: Size>(
             gradients::<U>(&mut dp, &p, pairs, step, plan);
             U::reuse(plan);
             let held = U::hold(&dp, scratch, plan);
-            let queries = pipeline.again(q, step, plan);
+            let mut queries = pipeline.again(q, step, plan);
+            if comptime!(phase == 0) {
+                // The ds of a query that does not see the key is 0, and 0 · NaN would not be.
+                drop_non_finite::<U>(&mut queries, head_pad, plan);
+            }
             U::accumulate(dk, &held, &queries, scratch, plan);
             pipeline.release(step, plan);
         }

@@ -18,7 +18,7 @@ use super::{
         CmmaAcc, CmmaFrag, CmmaLeft, CmmaScratch, accumulator, hold_words, lane, lane_row,
         lane_rows, operand, part_width, plane_row, score_at, show, show_part, take_part, visible,
     },
-    words::stage_words,
+    words::{finite_words, stage_words},
 };
 use crate::{kernel::tile::SharedTile, plan::Plan};
 
@@ -44,6 +44,10 @@ impl<E: Float> MatrixUnit for Cmma<E> {
         #[comptime] plan: Plan,
     ) -> Vector<u32, Const<4>> {
         stage_words::<L, W>(value, loaded, j, comptime!(plan.load_width))
+    }
+
+    fn finite(value: Vector<u32, Const<4>>) -> Vector<u32, Const<4>> {
+        finite_words::<E>(value)
     }
 
     fn scratch(#[comptime] plan: Plan) -> CmmaScratch {

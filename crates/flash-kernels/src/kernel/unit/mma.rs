@@ -8,7 +8,7 @@ use core::marker::PhantomData;
 
 use cubecl::prelude::*;
 
-use super::{MatrixUnit, ptx, stage_elements};
+use super::{MatrixUnit, finite_elements, ptx, stage_elements};
 use crate::{
     kernel::tile::SharedTile,
     plan::{Plan, QueryOperand},
@@ -165,6 +165,10 @@ impl<E: HalfFloat> MatrixUnit for Mma<E> {
         #[comptime] _plan: Plan,
     ) -> Vector<E, Const<8>> {
         stage_elements::<E, Const<8>, L, W>(value, loaded, j)
+    }
+
+    fn finite(value: Vector<E, Const<8>>) -> Vector<E, Const<8>> {
+        finite_elements::<E, Const<8>>(value)
     }
 
     fn scratch(#[comptime] _plan: Plan) {}

@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::tile::SharedTile;
+use super::{math::is_finite, tile::SharedTile};
 use crate::plan::Plan;
 
 pub mod cmma;
@@ -47,6 +47,9 @@ pub trait MatrixUnit: Send + Sync + 'static {
         #[comptime] j: usize,
         #[comptime] plan: Plan,
     ) -> Vector<Self::Stage, Self::Width>;
+
+    /// `value`, a vector of a tile in shared memory, with 0 for each element that is not finite.
+    fn finite(value: Vector<Self::Stage, Self::Width>) -> Vector<Self::Stage, Self::Width>;
 
     /// Allocates the scratch, once per kernel.
     fn scratch(#[comptime] plan: Plan) -> Self::Scratch;
@@ -144,6 +147,18 @@ pub fn stage_elements<S: Numeric, V: Size, L: Numeric, W: Size>(
     #[unroll]
     for e in 0..narrow {
         value.insert(comptime!(j * narrow + e), S::cast_from(loaded.extract(e)));
+    }
+    value
+}
+
+/// `value` with 0 for each element that is not finite.
+#[cube]
+pub fn finite_elements<S: Numeric, V: Size>(value: Vector<S, V>) -> Vector<S, V> {
+    let mut value = value;
+    #[unroll]
+    for e in 0..value.vector_size() {
+        let x = value.extract(e);
+        value.insert(e, select(is_finite(f32::cast_from(x)), x, S::from_int(0)));
     }
     value
 }

@@ -7,7 +7,7 @@
 
 use cubecl::prelude::*;
 
-use super::{MatrixUnit, stage_elements};
+use super::{MatrixUnit, finite_elements, stage_elements};
 use crate::{
     kernel::tile::SharedTile,
     plan::{Plan, Reduction},
@@ -74,6 +74,10 @@ impl MatrixUnit for Scalar {
         #[comptime] _plan: Plan,
     ) -> Vector<f32, Const<4>> {
         stage_elements::<f32, Const<4>, L, W>(value, loaded, j)
+    }
+
+    fn finite(value: Vector<f32, Const<4>>) -> Vector<f32, Const<4>> {
+        finite_elements::<f32, Const<4>>(value)
     }
 
     fn scratch(#[comptime] plan: Plan) -> ScalarScratch {

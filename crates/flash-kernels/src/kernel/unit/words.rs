@@ -2,6 +2,8 @@
 
 use cubecl::prelude::*;
 
+use crate::kernel::math::is_finite;
+
 /// `value` with the elements of `loaded` from its element `j·narrow` on; `loaded` has `narrow` of
 /// them, or is a whole vector of words if that is 8.
 #[cube]
@@ -26,6 +28,21 @@ pub fn stage_words<L: Numeric, W: Size>(
         // The other half is zero bits on both sides.
         let word = value.extract(comptime!(j / 2)) | u32::reinterpret(pair);
         value.insert(comptime!(j / 2), word);
+    }
+    value
+}
+
+/// `value` with 0 for each of its eight `E` that is not finite.
+#[cube]
+pub fn finite_words<E: Float>(value: Vector<u32, Const<4>>) -> Vector<u32, Const<4>> {
+    let mut value = value;
+    #[unroll]
+    for i in 0..4usize {
+        let pair = Vector::<E, Const<2>>::reinterpret(value.extract(i));
+        let low = is_finite(f32::cast_from(pair.extract(0usize)));
+        let high = is_finite(f32::cast_from(pair.extract(1usize)));
+        let mask = select(low, 0xffffu32, 0u32) | select(high, 0xffff_0000u32, 0u32);
+        value.insert(i, value.extract(i) & mask);
     }
     value
 }
