@@ -3,20 +3,15 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::grid::{Case, Causality, Dtype, Series, Size};
+use super::grid::{Case, Causality, Dtype, Pass, Series, Size};
 
-/// What `--help` prints.
-pub const USAGE: &str = "\
-Times attention forward: our kernel (ours), our op in Burn (op), Burn's own op (burn).
-
-  cargo bench --bench forward [--features cuda|vulkan] -- [options]
+const OPTIONS: &str = "\
   FLASH_RUNTIME=cuda|vulkan|wgpu picks the runtime.
 
   --dtype LIST      of f16,bf16,f32              (default f16,bf16)
   --dims LIST       head dimensions              (default 64,128)
   --seqlens LIST    sequence lengths             (default 1024,4096,16384)
   --causal WHICH    both, no or yes              (default both)
-  --only LIST       of ours,op,burn              (default all three)
   --small           tiny shapes for a CPU device (dtype f32, dims 64, seqlens 64,256)
   --limit SECONDS   for one series on one case, its compilation and autotuning included
                     (default 240); past it the case is 'not finished'
@@ -28,6 +23,27 @@ Times attention forward: our kernel (ours), our op in Burn (op), Burn's own op (
   --plot FILE       SVG of TFLOP/s against sequence length
   --peers FILE      output of benches/anchors/peers.py from the same machine: adds ratios
 ";
+
+/// What `--help` prints.
+pub fn usage(pass: Pass) -> String {
+    let (what, only) = match pass {
+        Pass::Forward => (
+            "Times attention forward: our kernel (ours), our op in Burn (op), Burn's own op (burn).",
+            "of ours,op,burn              (default all three)",
+        ),
+        Pass::Backward => (
+            "Times the gradient of attention: our kernels delta, dq and dkv (ours), and forward and\n\
+             backward under Burn's autodiff with our op (op) and with Burn's own (burn).",
+            "of ours,op,burn              (default), and for profiling dq and dkv,\n  \
+             \u{20}                 each with the delta before it, and delta alone",
+        ),
+    };
+    let name = pass.name();
+    format!(
+        "{what}\n\n  cargo bench --bench {name} [--features cuda|vulkan] -- [options]\n  {OPTIONS}  \
+         --only LIST       {only}\n"
+    )
+}
 
 /// Whether series run in child processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,13 +61,15 @@ pub enum Role {
     Main,
     /// Reads case numbers from stdin and answers with results for this series.
     Worker(Series),
-    /// Prints [`USAGE`] and ends.
+    /// Prints [`usage`] and ends.
     Help,
 }
 
 /// The parsed command line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Args {
+    /// Which benchmark this is.
+    pub pass: Pass,
     /// What this process is.
     pub role: Role,
     /// Element types.
@@ -86,9 +104,10 @@ pub struct Args {
 
 impl Args {
     /// The arguments when none are given.
-    fn with_defaults(size: Size) -> Self {
+    fn with_defaults(pass: Pass, size: Size) -> Self {
         let small = size == Size::Small;
         Self {
+            pass,
             role: Role::Main,
             dtypes: if small {
                 vec![Dtype::F32]
@@ -102,7 +121,7 @@ impl Args {
                 vec![1024, 4096, 16_384]
             },
             causalities: vec![Causality::Full, Causality::Causal],
-            series: Series::ALL.to_vec(),
+            series: pass.series()[..3].to_vec(),
             size,
             limit: Duration::from_secs(240),
             budget: None,
@@ -115,19 +134,19 @@ impl Args {
         }
     }
 
-    /// Parses the arguments after the program's name.
+    /// Parses the arguments after the name of the benchmark of `pass`.
     ///
     /// # Errors
     ///
     /// A message for the user: an unknown option, a missing or malformed value, or `--peers`
     /// with `--small` (the peers are measured on the papers' grid).
-    pub fn parse(args: &[String]) -> Result<Self, String> {
+    pub fn parse(pass: Pass, args: &[String]) -> Result<Self, String> {
         let size = if args.iter().any(|arg| arg == "--small") {
             Size::Small
         } else {
             Size::Papers
         };
-        let mut parsed = Self::with_defaults(size);
+        let mut parsed = Self::with_defaults(pass, size);
         let mut rest = args.iter();
         while let Some(option) = rest.next() {
             match option.as_str() {
@@ -155,11 +174,13 @@ impl Args {
     }
 
     fn set(&mut self, option: &str, value: &str) -> Result<(), String> {
+        let known = self.pass.series();
+        let series = |text: &str| Series::parse(text).filter(|it| known.contains(it));
         match option {
             "--dtype" | "--dtypes" => self.dtypes = list(option, value, Dtype::parse)?,
             "--dims" => self.dims = list(option, value, positive)?,
             "--seqlens" => self.seqlens = list(option, value, positive)?,
-            "--only" => self.series = list(option, value, Series::parse)?,
+            "--only" => self.series = list(option, value, series)?,
             "--causal" => {
                 self.causalities = match value {
                     "both" => vec![Causality::Full, Causality::Causal],
@@ -180,7 +201,7 @@ impl Args {
                     text.parse().ok().filter(|x: &f64| *x > 0.0)
                 })?;
             }
-            "--worker" => self.role = Role::Worker(one(option, value, Series::parse)?),
+            "--worker" => self.role = Role::Worker(one(option, value, series)?),
             "--out" => self.out = Some(value.into()),
             "--plot" => self.plot = Some(value.into()),
             "--peers" => self.peers = Some(value.into()),
@@ -197,7 +218,8 @@ impl Args {
             for &head_dim in &self.dims {
                 for &causality in &self.causalities {
                     for &seqlen in &self.seqlens {
-                        cases.push(Case::new(self.size, dtype, head_dim, causality, seqlen));
+                        let case = Case::new(self.size, dtype, head_dim, causality, seqlen);
+                        cases.push(case.of(self.pass));
                     }
                 }
             }
@@ -206,15 +228,30 @@ impl Args {
     }
 }
 
-fn positive(text: &str) -> Option<usize> {
+/// A number from 1 on.
+pub fn positive(text: &str) -> Option<usize> {
     text.parse().ok().filter(|&n| n > 0)
 }
 
-fn one<T>(option: &str, value: &str, parse: impl Fn(&str) -> Option<T>) -> Result<T, String> {
+/// The value of an option.
+///
+/// # Errors
+///
+/// When `parse` has none for the text; the message names the option.
+pub fn one<T>(option: &str, value: &str, parse: impl Fn(&str) -> Option<T>) -> Result<T, String> {
     parse(value).ok_or_else(|| format!("{option}: {value:?} is not a value it takes"))
 }
 
-fn list<T>(option: &str, value: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Vec<T>, String> {
+/// The values of an option, separated by commas.
+///
+/// # Errors
+///
+/// As [`one`].
+pub fn list<T>(
+    option: &str,
+    value: &str,
+    parse: impl Fn(&str) -> Option<T>,
+) -> Result<Vec<T>, String> {
     value
         .split(',')
         .map(|item| one(option, item.trim(), &parse))
@@ -225,16 +262,20 @@ fn list<T>(option: &str, value: &str, parse: impl Fn(&str) -> Option<T>) -> Resu
 mod tests {
     use super::*;
 
-    fn parse(line: &str) -> Result<Args, String> {
+    fn parse_for(pass: Pass, line: &str) -> Result<Args, String> {
         let args: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        Args::parse(&args)
+        Args::parse(pass, &args)
+    }
+
+    fn parse(line: &str) -> Result<Args, String> {
+        parse_for(Pass::Forward, line)
     }
 
     #[test]
     fn the_default_grid_is_the_papers() {
         let args = parse("--bench").unwrap();
         assert_eq!(args.cases().len(), 2 * 2 * 2 * 3);
-        assert_eq!(args.series, Series::ALL);
+        assert_eq!(args.series, [Series::Ours, Series::Op, Series::Burn]);
         assert_eq!(args.role, Role::Main);
     }
 
@@ -257,6 +298,21 @@ mod tests {
         let args = parse("--dims 32 --small").unwrap();
         assert_eq!(args.dims, [32]);
         assert_eq!(args.cases()[0].shape(), [4, 8, 64, 32]);
+    }
+
+    #[test]
+    fn kernels_of_the_gradient_are_series_of_that_benchmark_alone() {
+        let args = parse_for(Pass::Backward, "--only dq,dkv,delta").unwrap();
+        assert_eq!(args.series, [Series::Dq, Series::Dkv, Series::Delta]);
+        assert!(args.cases().iter().all(|it| it.pass == Pass::Backward));
+        assert!(parse("--only dq").unwrap_err().contains("dq"));
+        for pass in [Pass::Forward, Pass::Backward] {
+            let usage = usage(pass);
+            assert!(usage.contains(&format!("--bench {} ", pass.name())));
+            for series in pass.series() {
+                assert!(usage.contains(series.name()), "{usage}");
+            }
+        }
     }
 
     #[test]

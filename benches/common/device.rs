@@ -115,8 +115,36 @@ impl Target {
     /// Bytes that the device's memory pools hold, free slices included, on all streams; staging
     /// and uniform buffers are left out.
     pub fn reserved_bytes(&self) -> u64 {
-        let report = self.client.memory_report(cubecl::MemoryScope::Device);
+        Pools::of(&self.client).reserved
+    }
+}
+
+/// What the device's memory pools hold on all streams; staging and uniform buffers are left out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pools {
+    /// Bytes that they got from the driver, free slices included.
+    pub reserved: u64,
+    /// Bytes of the slices that a tensor holds.
+    pub in_use: u64,
+}
+
+impl Pools {
+    /// What they hold now. Waits for the launches that this process has asked for to be queued,
+    /// not for the device.
+    pub fn of(client: &Client) -> Self {
+        let report = client.memory_report(cubecl::MemoryScope::Device);
         let pools = report.streams.iter().map(|stream| stream.pools.usage());
-        pools.map(|usage| usage.bytes_reserved).sum()
+        pools.fold(Self::default(), |sum, usage| Self {
+            reserved: sum.reserved + usage.bytes_reserved,
+            in_use: sum.in_use + usage.bytes_in_use,
+        })
+    }
+
+    /// The larger of each.
+    pub fn max(self, other: Self) -> Self {
+        Self {
+            reserved: self.reserved.max(other.reserved),
+            in_use: self.in_use.max(other.in_use),
+        }
     }
 }

@@ -59,20 +59,60 @@ impl Causality {
     }
 }
 
+/// Which benchmark it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pass {
+    /// Attention.
+    Forward,
+    /// Its gradient.
+    Backward,
+}
+
+impl Pass {
+    /// The name of the benchmark and of the pass in the JSON file.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Forward => "forward",
+            Self::Backward => "backward",
+        }
+    }
+
+    /// What can be timed, in the order in which a case runs it. The first three are the default.
+    pub fn series(self) -> &'static [Series] {
+        match self {
+            Self::Forward => &Series::ALL[..3],
+            Self::Backward => &Series::ALL,
+        }
+    }
+}
+
 /// What is timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Series {
-    /// Our kernel, launched on raw buffers by `flash_kernels::forward`.
+    /// Our kernels, launched on raw buffers by `flash_kernels::forward` or `backward`.
     Ours,
-    /// Our op through Burn's tensor API, `burn_flash_attention::attention`.
+    /// Our op through Burn's tensor API, `burn_flash_attention::attention`; in the backward
+    /// benchmark forward and backward under autodiff.
     Op,
-    /// Burn's own op, `burn::tensor::module::attention`.
+    /// Burn's own op, `burn::tensor::module::attention`, likewise.
     Burn,
+    /// The kernels `delta` and `dq`: `flash_kernels::backward` asked for dq alone.
+    Dq,
+    /// The kernels `delta` and `dkv`: asked for dk and dv.
+    Dkv,
+    /// The kernel `delta`: asked for dk and dv of a problem without keys.
+    Delta,
 }
 
 impl Series {
-    /// All series, in the order in which a case runs them.
-    pub const ALL: [Self; 3] = [Self::Ours, Self::Op, Self::Burn];
+    const ALL: [Self; 6] = [
+        Self::Ours,
+        Self::Op,
+        Self::Burn,
+        Self::Dq,
+        Self::Dkv,
+        Self::Delta,
+    ];
 
     /// The name on the command line, in the table and in the JSON file.
     pub fn name(self) -> &'static str {
@@ -80,6 +120,9 @@ impl Series {
             Self::Ours => "ours",
             Self::Op => "op",
             Self::Burn => "burn",
+            Self::Dq => "dq",
+            Self::Dkv => "dkv",
+            Self::Delta => "delta",
         }
     }
 
@@ -90,7 +133,7 @@ impl Series {
 
     /// True for what this project wrote.
     pub fn is_own(self) -> bool {
-        matches!(self, Self::Ours | Self::Op)
+        self != Self::Burn
     }
 }
 
@@ -124,6 +167,8 @@ impl Size {
 /// One point of the grid. Q, K, V and O are `[batch, num_heads, seqlen, head_dim]`, packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Case {
+    /// Which benchmark it belongs to.
+    pub pass: Pass,
     /// Element type.
     pub dtype: Dtype,
     /// Head dimension of Q, K and V.
@@ -139,7 +184,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// The case of `size` with this head dimension and length: batch = tokens / seqlen and
+    /// The forward case of `size` with this head dimension and length: batch = tokens / seqlen and
     /// heads = width / head_dim, both at least one.
     pub fn new(
         size: Size,
@@ -149,6 +194,7 @@ impl Case {
         seqlen: usize,
     ) -> Self {
         Self {
+            pass: Pass::Forward,
             dtype,
             head_dim,
             causality,
@@ -158,7 +204,26 @@ impl Case {
         }
     }
 
-    /// Useful floating-point operations by the FlashAttention papers' formula:
+    /// The same case in another benchmark.
+    pub fn of(self, pass: Pass) -> Self {
+        Self { pass, ..self }
+    }
+
+    /// Useful floating-point operations of one launch of `series`, in multiples of
+    /// [`Case::flops`]: the forward pass has two products of matrices, the backward pass five.
+    /// The kernels `dq` and `dkv` have three and four by themselves, two of them the same.
+    pub fn work(&self, series: Series) -> f64 {
+        match (self.pass, series) {
+            (Pass::Forward, _) => self.flops(),
+            (Pass::Backward, Series::Ours) => 2.5 * self.flops(),
+            (Pass::Backward, Series::Op | Series::Burn) => 3.5 * self.flops(),
+            (Pass::Backward, Series::Dq) => 1.5 * self.flops(),
+            (Pass::Backward, Series::Dkv) => 2.0 * self.flops(),
+            (Pass::Backward, Series::Delta) => 2.0 * self.elements() as f64,
+        }
+    }
+
+    /// Useful floating-point operations of the forward pass by the FlashAttention papers' formula:
     /// 4 · batch · heads · seqlen² · head_dim, halved when causal.
     pub fn flops(&self) -> f64 {
         let square = (self.seqlen as f64) * (self.seqlen as f64);
@@ -203,6 +268,28 @@ mod tests {
         assert_eq!(case.flops(), 137_438_953_472.0);
         let causal = Case::new(Size::Papers, Dtype::F16, 64, Causality::Causal, 1024);
         assert_eq!(causal.flops(), 68_719_476_736.0);
+    }
+
+    #[test]
+    fn backward_is_five_products_and_forward_two() {
+        let case = Case::new(Size::Papers, Dtype::F16, 64, Causality::Causal, 1024);
+        let backward = case.of(Pass::Backward);
+        for series in Pass::Forward.series() {
+            assert_eq!(case.work(*series), case.flops());
+        }
+        // 10 * 16 * 32 * 1024^2 * 64, halved
+        assert_eq!(backward.work(Series::Ours), 171_798_691_840.0);
+        let both = case.flops() + backward.work(Series::Ours);
+        assert_eq!(backward.work(Series::Op), both);
+        assert_eq!(backward.work(Series::Burn), both);
+    }
+
+    #[test]
+    fn every_series_is_found_by_its_name() {
+        for series in Pass::Backward.series() {
+            assert_eq!(Series::parse(series.name()), Some(*series));
+        }
+        assert!(!Pass::Forward.series().contains(&Series::Dq));
     }
 
     #[test]

@@ -5,10 +5,11 @@
 
 use half::{bf16, f16};
 
-use super::grid::Dtype;
+use super::grid::{Dtype, Pass};
 
-/// Q, K and V, each with the same number of elements, in no particular shape: all cases of the
-/// papers' grid have as many elements, so one set serves them all.
+/// Q, K and V, and the gradient of O for the backward pass, each with the same number of elements,
+/// in no particular shape: all cases of the papers' grid have as many elements, so one set serves
+/// them all.
 pub struct Inputs {
     /// Element type that the values are rounded to.
     pub dtype: Dtype,
@@ -18,16 +19,22 @@ pub struct Inputs {
     pub k: Vec<f32>,
     /// Values, likewise.
     pub v: Vec<f32>,
+    /// The gradient of O, likewise; nothing for the forward pass.
+    pub d_out: Vec<f32>,
 }
 
 impl Inputs {
-    /// Draws `elements` values for each of Q, K and V.
-    pub fn new(dtype: Dtype, elements: usize) -> Self {
+    /// Draws `elements` values for each of them.
+    pub fn new(pass: Pass, dtype: Dtype, elements: usize) -> Self {
         Self {
             dtype,
             q: normal(dtype, elements, 1),
             k: normal(dtype, elements, 2),
             v: normal(dtype, elements, 3),
+            d_out: match pass {
+                Pass::Forward => Vec::new(),
+                Pass::Backward => normal(dtype, elements, 4),
+            },
         }
     }
 
@@ -37,8 +44,9 @@ impl Inputs {
     }
 }
 
-/// Whether V is used as drawn or negated, which negates O exactly. A launch after a change of sign
-/// cannot pass by finding the right result of an earlier one in the memory that it was given.
+/// Whether V is used as drawn or negated, which negates O exactly; in the backward pass the
+/// gradient of O, which negates those of Q, K and V. A launch after a change of sign cannot pass by
+/// finding the right result of an earlier one in the memory that it was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sign {
     /// As drawn.
@@ -48,7 +56,7 @@ pub enum Sign {
 }
 
 impl Sign {
-    /// What V and O are multiplied by.
+    /// What the input and the results are multiplied by.
     pub fn factor(self) -> f32 {
         match self {
             Self::Plus => 1.0,
@@ -120,14 +128,28 @@ impl SplitMix {
 
 /// The bytes of `values` in `dtype`, in the machine's byte order.
 pub fn encode(dtype: Dtype, values: &[f32], sign: Sign) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(values.len() * dtype.bytes());
-    for value in values.iter().map(|value| value * sign.factor()) {
-        match dtype {
-            Dtype::F16 => bytes.extend(f16::from_f32(value).to_ne_bytes()),
-            Dtype::Bf16 => bytes.extend(bf16::from_f32(value).to_ne_bytes()),
-            Dtype::F32 => bytes.extend(value.to_ne_bytes()),
+    let size = dtype.bytes();
+    let mut bytes = vec![0; values.len() * size];
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let share = values.len().div_ceil(threads).max(1);
+    std::thread::scope(|scope| {
+        for (values, bytes) in values.chunks(share).zip(bytes.chunks_mut(share * size)) {
+            scope.spawn(move || {
+                for (value, bytes) in values.iter().zip(bytes.chunks_exact_mut(size)) {
+                    let value = value * sign.factor();
+                    match dtype {
+                        Dtype::F16 => {
+                            bytes.copy_from_slice(&f16::from_f32(value).to_ne_bytes());
+                        }
+                        Dtype::Bf16 => {
+                            bytes.copy_from_slice(&bf16::from_f32(value).to_ne_bytes());
+                        }
+                        Dtype::F32 => bytes.copy_from_slice(&value.to_ne_bytes()),
+                    }
+                }
+            });
         }
-    }
+    });
     bytes
 }
 
@@ -150,7 +172,7 @@ mod tests {
 
     #[test]
     fn values_are_normal_and_differ_between_tensors() {
-        let inputs = Inputs::new(Dtype::F32, 3 * CHUNK + 7);
+        let inputs = Inputs::new(Pass::Backward, Dtype::F32, 3 * CHUNK + 7);
         let count = inputs.q.len() as f64;
         let mean = inputs.q.iter().map(|&x| f64::from(x)).sum::<f64>() / count;
         let square = inputs.q.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>() / count;
@@ -158,13 +180,15 @@ mod tests {
         assert!(mean.abs() < 0.02, "{mean}");
         assert!((square - 1.0).abs() < 0.02, "{square}");
         assert_ne!(inputs.q, inputs.k);
+        assert_eq!(inputs.d_out.len(), inputs.v.len());
+        assert_ne!(inputs.d_out, inputs.v);
         assert_ne!(inputs.q[..CHUNK], inputs.q[CHUNK..2 * CHUNK]);
     }
 
     #[test]
     fn rounded_values_survive_their_bytes() {
         for dtype in [Dtype::F16, Dtype::Bf16, Dtype::F32] {
-            let inputs = Inputs::new(dtype, 1000);
+            let inputs = Inputs::new(Pass::Forward, dtype, 1000);
             let bytes = encode(dtype, &inputs.v, Sign::Plus);
             assert_eq!(bytes.len(), 1000 * dtype.bytes());
             assert_eq!(decode(dtype, &bytes), inputs.v);

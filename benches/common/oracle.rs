@@ -17,12 +17,12 @@ use super::grid::{Case, Causality, Dtype};
 use super::inputs::{Inputs, Sign, SplitMix};
 
 /// All rows are checked while rows · seqlen · head_dim is at most this.
-const FULL_CHECK: usize = 1 << 25;
+pub const FULL_CHECK: usize = 1 << 25;
 /// Rows that are checked otherwise.
 const SAMPLED_ROWS: usize = 32;
 /// Above this relative error (L2) the output is another function, not an inaccurate one: the
 /// plain computation in bf16 stays below a tenth of it.
-const WRONG: f64 = 0.1;
+pub const WRONG: f64 = 0.1;
 
 /// How an output compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -238,7 +238,8 @@ fn tolerances(dtype: Dtype, rows: &[Expected]) -> Vec<f64> {
     (0..groups).map(tolerance).collect()
 }
 
-fn reference(dtype: Dtype) -> ReferenceDtype {
+/// The specification's name of a type.
+pub fn reference(dtype: Dtype) -> ReferenceDtype {
     match dtype {
         Dtype::F16 => ReferenceDtype::F16,
         Dtype::Bf16 => ReferenceDtype::Bf16,
@@ -248,12 +249,12 @@ fn reference(dtype: Dtype) -> ReferenceDtype {
 
 #[cfg(test)]
 mod tests {
-    use super::super::grid::Size;
+    use super::super::grid::{Pass, Size};
     use super::*;
 
     fn small(causality: Causality, dtype: Dtype) -> (Case, Inputs) {
         let case = Case::new(Size::Small, dtype, 64, causality, 64);
-        (case, Inputs::new(dtype, case.elements()))
+        (case, Inputs::new(Pass::Forward, dtype, case.elements()))
     }
 
     fn perfect(oracle: &Oracle) -> Vec<f32> {

@@ -19,6 +19,10 @@ pub enum Status {
     Impossible,
     /// Declined by an error value: the op does not take this case on this device.
     Refused,
+    /// The device had no memory left for an allocation.
+    OutOfMemory,
+    /// Asked for a buffer larger than the device has any.
+    TooBig,
     /// Panicked, or the device reported a fault.
     Failed,
     /// The process died.
@@ -30,12 +34,14 @@ pub enum Status {
 }
 
 impl Status {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 11] = [
         Self::Ok,
         Self::Inaccurate,
         Self::Wrong,
         Self::Impossible,
         Self::Refused,
+        Self::OutOfMemory,
+        Self::TooBig,
         Self::Failed,
         Self::Crashed,
         Self::NotFinished,
@@ -50,10 +56,26 @@ impl Status {
             Self::Wrong => "wrong",
             Self::Impossible => "impossible",
             Self::Refused => "refused",
+            Self::OutOfMemory => "out of memory",
+            Self::TooBig => "buffer too big",
             Self::Failed => "failed",
             Self::Crashed => "crashed",
             Self::NotFinished => "not finished",
             Self::Skipped => "skipped",
+        }
+    }
+
+    /// What a fault with this message is. CubeCL says `out of device memory allocating N bytes`
+    /// and `can't allocate buffer of size: N`; drivers say `out of memory`.
+    pub fn of_fault(message: &str) -> Self {
+        let message = message.to_lowercase();
+        let says = |text: &str| message.contains(text);
+        if says("out of device memory") || says("out of memory") || says("outofmemory") {
+            Self::OutOfMemory
+        } else if says("can't allocate buffer of size") || says("buffertoobig") {
+            Self::TooBig
+        } else {
+            Self::Failed
         }
     }
 
@@ -98,12 +120,21 @@ impl Outcome {
         }
     }
 
-    /// A timed result; its status follows from the check of the output and from `ceiling`, in
-    /// TFLOP/s.
-    pub fn timed(case: &Case, timing: Timing, verdict: Verdict, ceiling: f64) -> Self {
+    /// A wrong output, which was not timed.
+    pub fn wrong(verdict: Verdict, path: Option<String>) -> Self {
+        Self {
+            verdict: Some(verdict),
+            path,
+            ..Self::without_time(Status::Wrong, "not timed")
+        }
+    }
+
+    /// A timed result of launches of `work` operations; its status follows from the check of the
+    /// output and from `ceiling`, in TFLOP/s.
+    pub fn timed(work: f64, timing: Timing, verdict: Verdict, ceiling: f64) -> Self {
         let status = match verdict.agreement {
             Agreement::Wrong => Status::Wrong,
-            _ if tflops(case, timing.median) > ceiling => Status::Impossible,
+            _ if tflops(work, timing.median) > ceiling => Status::Impossible,
             Agreement::Inaccurate => Status::Inaccurate,
             Agreement::Agrees => Status::Ok,
         };
@@ -117,10 +148,10 @@ impl Outcome {
         }
     }
 
-    /// TFLOP/s on `case`, where the time counts.
-    pub fn tflops(&self, case: &Case) -> Option<f64> {
+    /// TFLOP/s for launches of `work` operations, where the time counts.
+    pub fn tflops(&self, work: f64) -> Option<f64> {
         let timing = self.timing.filter(|_| self.status.counts())?;
-        Some(tflops(case, timing.median))
+        Some(tflops(work, timing.median))
     }
 
     /// One JSON object without the case.
@@ -202,9 +233,8 @@ impl Outcome {
     }
 }
 
-/// TFLOP/s of one launch that takes `seconds`.
-pub fn tflops(case: &Case, seconds: f64) -> f64 {
-    case.flops() / seconds / 1e12
+fn tflops(work: f64, seconds: f64) -> f64 {
+    work / seconds / 1e12
 }
 
 /// Where and how a run was made; part of every JSON line.
@@ -222,8 +252,9 @@ pub struct Origin {
 
 /// The line of the JSON file for one series on one case.
 pub fn json_line(origin: &Origin, case: &Case, series: Series, outcome: &Outcome) -> String {
+    let work = case.work(series);
     let mut object = json!({
-        "pass": "forward",
+        "pass": case.pass.name(),
         "series": series.name(),
         "dtype": case.dtype.name(),
         "head_dim": case.head_dim,
@@ -231,8 +262,8 @@ pub fn json_line(origin: &Origin, case: &Case, series: Series, outcome: &Outcome
         "seqlen": case.seqlen,
         "batch": case.batch,
         "num_heads": case.num_heads,
-        "flops": case.flops(),
-        "tflops": outcome.tflops(case),
+        "flops": work,
+        "tflops": outcome.tflops(work),
         "device": origin.device,
         "runtime": origin.runtime,
         "date": origin.date,
@@ -244,34 +275,9 @@ pub fn json_line(origin: &Origin, case: &Case, series: Series, outcome: &Outcome
     object.to_string()
 }
 
-/// `YYYY-MM-DDThh:mm:ssZ` of a time in seconds since 1970.
-///
-/// The day is found by Howard Hinnant's `civil_from_days`, which counts years from March so that
-/// the leap day comes last.
-pub fn iso_date(seconds: u64) -> String {
-    let (days, second) = (seconds / 86_400, seconds % 86_400);
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era =
-        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * from_march + 2) / 5 + 1;
-    let month = if from_march < 10 {
-        from_march + 3
-    } else {
-        from_march - 9
-    };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    let (hour, minute) = (second / 3600, second / 60 % 60);
-    format!(
-        "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{:02}Z",
-        second % 60
-    )
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::date::iso_date;
     use super::super::grid::{Causality, Dtype, Size};
     use super::*;
 
@@ -301,7 +307,12 @@ mod tests {
 
     #[test]
     fn json_keeps_everything() {
-        let mut timed = Outcome::timed(&case(), timing(0.5), verdict(Agreement::Agrees), 1500.0);
+        let mut timed = Outcome::timed(
+            case().flops(),
+            timing(0.5),
+            verdict(Agreement::Agrees),
+            1500.0,
+        );
         timed.reserved = Some(1 << 40);
         timed.path = Some("Mma".into());
         let refused = Outcome::without_time(Status::Refused, "no f16 here");
@@ -314,12 +325,27 @@ mod tests {
     }
 
     #[test]
+    fn a_fault_of_memory_is_told_from_others() {
+        let of = Status::of_fault;
+        assert_eq!(
+            of("Out of device memory allocating 4 bytes"),
+            Status::OutOfMemory
+        );
+        assert_eq!(of("can't allocate buffer of size: 9"), Status::TooBig);
+        assert_eq!(of("an illegal memory access"), Status::Failed);
+    }
+
+    #[test]
     fn a_time_counts_only_for_a_right_and_possible_output() {
         let fast = case().flops() / 1.345e15;
         let slow = case().flops() / 0.3e15;
         let status = |seconds, agreement, ceiling| {
-            let outcome = Outcome::timed(&case(), timing(seconds), verdict(agreement), ceiling);
-            assert_eq!(outcome.tflops(&case()).is_some(), outcome.status.counts());
+            let outcome =
+                Outcome::timed(case().flops(), timing(seconds), verdict(agreement), ceiling);
+            assert_eq!(
+                outcome.tflops(case().flops()).is_some(),
+                outcome.status.counts()
+            );
             outcome.status
         };
         assert_eq!(status(slow, Agreement::Agrees, 1500.0), Status::Ok);
@@ -339,7 +365,12 @@ mod tests {
             date: iso_date(0),
             command: "forward".into(),
         };
-        let outcome = Outcome::timed(&case(), timing(0.5), verdict(Agreement::Agrees), 1500.0);
+        let outcome = Outcome::timed(
+            case().flops(),
+            timing(0.5),
+            verdict(Agreement::Agrees),
+            1500.0,
+        );
         let line = json_line(&origin, &case(), Series::Burn, &outcome);
         let value: Value = serde_json::from_str(&line).unwrap();
         assert_eq!(value["series"], "burn");
@@ -348,13 +379,5 @@ mod tests {
         assert_eq!(value["tflops"], case().flops() / 0.5 / 1e12);
         assert_eq!(value["device"], "D");
         assert!(!line.contains('\n'));
-    }
-
-    #[test]
-    fn dates_are_right_at_the_ends_of_years_and_on_leap_days() {
-        assert_eq!(iso_date(0), "1970-01-01T00:00:00Z");
-        assert_eq!(iso_date(951_782_399), "2000-02-28T23:59:59Z");
-        assert_eq!(iso_date(951_782_400), "2000-02-29T00:00:00Z");
-        assert_eq!(iso_date(1_767_225_599), "2025-12-31T23:59:59Z");
     }
 }

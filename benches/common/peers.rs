@@ -5,7 +5,7 @@
 //! the part from `bwd` on only where the backward pass was timed. A line that holds `FAILED` names
 //! a combination that the peer cannot do. All other lines (versions, bandwidths) are ignored.
 
-use super::grid::{Case, Causality, Dtype};
+use super::grid::{Case, Causality, Dtype, Pass, Series};
 
 /// PyTorch's attention back-ends in the order of the table's columns.
 pub const NAMES: [&str; 4] = ["cudnn", "fa2", "mem_eff", "math"];
@@ -50,18 +50,25 @@ impl Peers {
         Ok(Self { entries })
     }
 
-    /// Forward TFLOP/s of the peer `name` on `case`, if it was measured.
-    pub fn forward(&self, name: &str, case: &Case) -> Option<f64> {
-        self.entries
-            .iter()
-            .find(|entry| {
-                entry.name == name
-                    && entry.dtype == case.dtype
-                    && entry.head_dim == case.head_dim
-                    && entry.causality == case.causality
-                    && entry.seqlen == case.seqlen
-            })
-            .map(|entry| entry.forward)
+    /// TFLOP/s of the peer `name` on `case` in what `series` does there, if it was measured: the
+    /// forward pass, the backward pass for `ours` in the backward benchmark, or both for `op`.
+    pub fn tflops(&self, name: &str, case: &Case, series: Series) -> Option<f64> {
+        let entry = self.entries.iter().find(|entry| {
+            entry.name == name
+                && entry.dtype == case.dtype
+                && entry.head_dim == case.head_dim
+                && entry.causality == case.causality
+                && entry.seqlen == case.seqlen
+        })?;
+        match (case.pass, series) {
+            (Pass::Forward, _) => Some(entry.forward),
+            (Pass::Backward, Series::Ours) => entry.backward,
+            (Pass::Backward, Series::Op | Series::Burn) => {
+                let seconds = 1.0 / entry.forward + 2.5 / entry.backward?;
+                Some(3.5 / seconds)
+            }
+            (Pass::Backward, Series::Dq | Series::Dkv | Series::Delta) => None,
+        }
     }
 
     /// The names among [`NAMES`] that were measured at all.
@@ -141,12 +148,28 @@ cudnn float16 d=64 causal=1 n=1024 fwd 0.349 ms nan TF/s
         let peers = Peers::parse(TEXT).unwrap();
         let case = |dtype, d, causality, n| Case::new(Size::Papers, dtype, d, causality, n);
         let hit = case(Dtype::Bf16, 128, Causality::Causal, 4096);
-        assert_eq!(peers.forward("fa2", &hit), Some(283.1));
-        assert_eq!(peers.forward("cudnn", &hit), None);
+        assert_eq!(peers.tflops("fa2", &hit, Series::Ours), Some(283.1));
+        assert_eq!(peers.tflops("cudnn", &hit, Series::Ours), None);
         let other = case(Dtype::F16, 128, Causality::Causal, 4096);
-        assert_eq!(peers.forward("fa2", &other), None);
+        assert_eq!(peers.tflops("fa2", &other, Series::Ours), None);
         let full = case(Dtype::F16, 64, Causality::Full, 1024);
-        assert_eq!(peers.forward("cudnn", &full), Some(394.0));
+        assert_eq!(peers.tflops("cudnn", &full, Series::Ours), Some(394.0));
+    }
+
+    #[test]
+    fn the_backward_pass_is_compared_with_the_backward_pass() {
+        let peers = Peers::parse(TEXT).unwrap();
+        let full = Case::new(Size::Papers, Dtype::F16, 64, Causality::Full, 1024);
+        let full = full.of(Pass::Backward);
+        let of = |series| peers.tflops("cudnn", &full, series);
+        assert_eq!(of(Series::Ours), Some(342.0));
+        let seconds = (full.flops() / 394.0) + (2.5 * full.flops() / 342.0);
+        let both = of(Series::Op).unwrap();
+        assert!((both - 3.5 * full.flops() / seconds).abs() < 1e-9, "{both}");
+        assert_eq!(of(Series::Dq), None);
+        let forward_only = Case::new(Size::Papers, Dtype::Bf16, 128, Causality::Causal, 4096);
+        let forward_only = forward_only.of(Pass::Backward);
+        assert_eq!(peers.tflops("fa2", &forward_only, Series::Ours), None);
     }
 
     #[test]

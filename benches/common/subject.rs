@@ -37,10 +37,10 @@ impl Subject {
         target: &Target,
     ) -> Result<Self, String> {
         match series {
-            Series::Ours => Kernel::new(case, inputs, target).map(|it| Self::Kernel(Box::new(it))),
             Series::Op | Series::Burn => {
                 Op::new(series, case, inputs, target).map(|it| Self::Op(Box::new(it)))
             }
+            _ => Kernel::new(case, inputs, target).map(|it| Self::Kernel(Box::new(it))),
         }
     }
 
@@ -126,21 +126,7 @@ pub struct Kernel {
 impl Kernel {
     fn new(case: &Case, inputs: &Inputs, target: &Target) -> Result<Self, String> {
         let client = target.client.clone();
-        let shape = case.shape();
-        let problem = AttentionProblem {
-            shape: AttentionShape::new(shape, shape, shape).map_err(|error| error.to_string())?,
-            dtype: match case.dtype {
-                Dtype::F16 => FloatKind::F16,
-                Dtype::Bf16 => FloatKind::Bf16,
-                Dtype::F32 => FloatKind::F32,
-            },
-            causality: match case.causality {
-                Causality::Full => flash_kernels::Causality::Full,
-                Causality::Causal => flash_kernels::Causality::Causal,
-            },
-            masking: Masking::None,
-            scale: 1.0 / (case.head_dim as f32).sqrt(),
-        };
+        let problem = problem(case)?;
         let plan = flash_kernels::plan_forward(&client, &problem);
         let plan = format!("{:?}", plan.map_err(|error| error.to_string())?);
         let upload = |values| upload_view(&client, case, values, Sign::Plus);
@@ -163,7 +149,69 @@ impl Kernel {
     }
 }
 
-fn upload_view(client: &Client, case: &Case, values: &[f32], sign: Sign) -> TensorView {
+/// What `case` asks of our kernels.
+///
+/// # Errors
+///
+/// When its sizes make no attention.
+pub fn problem(case: &Case) -> Result<AttentionProblem, String> {
+    let shape = case.shape();
+    Ok(AttentionProblem {
+        shape: AttentionShape::new(shape, shape, shape).map_err(|error| error.to_string())?,
+        dtype: match case.dtype {
+            Dtype::F16 => FloatKind::F16,
+            Dtype::Bf16 => FloatKind::Bf16,
+            Dtype::F32 => FloatKind::F32,
+        },
+        causality: match case.causality {
+            Causality::Full => flash_kernels::Causality::Full,
+            Causality::Causal => flash_kernels::Causality::Causal,
+        },
+        masking: Masking::None,
+        scale: 1.0 / (case.head_dim as f32).sqrt(),
+    })
+}
+
+/// What our op will run for `case`.
+///
+/// # Errors
+///
+/// Why it declines.
+pub fn report(case: &Case, q: &Tensor<4>, k: &Tensor<4>, v: &Tensor<4>) -> Result<String, String> {
+    let options = match case.causality {
+        Causality::Full => FlashOptions::new(),
+        Causality::Causal => FlashOptions::new().causal(),
+    };
+    let report = attention_report(q, k, v, &options);
+    Ok(format!("{:?}", report.map_err(|error| error.to_string())?))
+}
+
+/// Our op or Burn's own, which have the same signature.
+///
+/// # Errors
+///
+/// Why our op declines.
+pub fn attend(
+    series: Series,
+    [q, k, v]: [Tensor<4>; 3],
+    options: AttentionModuleOptions,
+) -> Result<Tensor<4>, String> {
+    match series {
+        Series::Burn => Ok(burn_attention(q, k, v, None, None, options)),
+        _ => try_attention(q, k, v, None, None, options).map_err(|error| error.to_string()),
+    }
+}
+
+/// The options of `case` for either op.
+pub fn options(case: &Case) -> AttentionModuleOptions {
+    AttentionModuleOptions {
+        is_causal: case.causality == Causality::Causal,
+        ..Default::default()
+    }
+}
+
+/// A buffer of `values` in the case's shape.
+pub fn upload_view(client: &Client, case: &Case, values: &[f32], sign: Sign) -> TensorView {
     let [_, heads, seqlen, head_dim] = case.shape();
     let row = seqlen * head_dim;
     TensorView {
@@ -192,24 +240,14 @@ impl Op {
         let (q, k, v) = (upload(&inputs.q), upload(&inputs.k), upload(&inputs.v));
         let report = match series {
             Series::Burn => None,
-            Series::Ours | Series::Op => {
-                let options = match case.causality {
-                    Causality::Full => FlashOptions::new(),
-                    Causality::Causal => FlashOptions::new().causal(),
-                };
-                let report = attention_report(&q, &k, &v, &options);
-                Some(format!("{:?}", report.map_err(|error| error.to_string())?))
-            }
+            _ => Some(report(case, &q, &k, &v)?),
         };
         Ok(Self {
             series,
             q,
             k,
             v,
-            options: AttentionModuleOptions {
-                is_causal: case.causality == Causality::Causal,
-                ..Default::default()
-            },
+            options: options(case),
             device,
             report,
             last: None,
@@ -217,17 +255,14 @@ impl Op {
     }
 
     fn launch(&mut self) -> Result<(), String> {
-        let (q, k, v) = (self.q.clone(), self.k.clone(), self.v.clone());
-        self.last = Some(match self.series {
-            Series::Burn => burn_attention(q, k, v, None, None, self.options),
-            Series::Ours | Series::Op => try_attention(q, k, v, None, None, self.options)
-                .map_err(|error| error.to_string())?,
-        });
+        let inputs = [&self.q, &self.k, &self.v].map(Tensor::clone);
+        self.last = Some(attend(self.series, inputs, self.options)?);
         Ok(())
     }
 }
 
-fn upload_tensor(device: &Device, case: &Case, values: &[f32], sign: Sign) -> Tensor<4> {
+/// A tensor of `values` in the case's shape.
+pub fn upload_tensor(device: &Device, case: &Case, values: &[f32], sign: Sign) -> Tensor<4> {
     let dtype = match case.dtype {
         Dtype::F16 => DType::F16,
         Dtype::Bf16 => DType::BF16,

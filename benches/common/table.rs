@@ -1,6 +1,6 @@
 //! The report: one Markdown table, and a note for every result that is not plain.
 
-use super::grid::{Case, Series};
+use super::grid::{Case, Pass, Series};
 use super::outcome::{Outcome, Status};
 use super::peers::Peers;
 use super::plot::{Curve, Panel};
@@ -21,21 +21,53 @@ impl Row {
     }
 
     fn tflops(&self, series: Series) -> Option<f64> {
-        self.outcome(series)?.tflops(&self.case)
+        self.outcome(series)?.tflops(self.case.work(series))
+    }
+
+    /// TFLOP/s of a peer in what `own` does.
+    fn peer(&self, peers: Option<&Peers>, name: &str, own: Series) -> Option<f64> {
+        peers?.tflops(name, &self.case, own)
+    }
+}
+
+/// Which series the ratios are of.
+#[derive(Clone, Copy)]
+struct Ratios {
+    /// Stands against the peers.
+    own: Option<Series>,
+    /// Stands against Burn's own op, and does as much.
+    rival: Option<Series>,
+}
+
+impl Ratios {
+    fn of(pass: Pass, series: &[Series]) -> Self {
+        let asked = |it: &Series| series.contains(it);
+        let own = [Series::Ours, Series::Op].into_iter().find(asked);
+        let rival = match pass {
+            Pass::Forward => own,
+            Pass::Backward => Some(Series::Op).filter(asked),
+        };
+        Self {
+            own,
+            rival: rival.filter(|_| series.contains(&Series::Burn)),
+        }
     }
 }
 
 /// The table as Markdown, padded so that it reads as plain text too, and the notes under it.
 ///
-/// Throughputs are TFLOP/s; memory is what the device's pools hold for one call, in MiB. Ratios
-/// are of `ours`, or of `op` where `ours` was not asked for, and stand only where both sides
-/// have a time that counts. A peer's ratio is followed by its TFLOP/s.
+/// Throughputs are TFLOP/s. Beside them the forward table has what the device's pools hold for one
+/// call, in MiB, and the backward table milliseconds, since its series do unlike amounts of work.
+/// Ratios are of `ours`, or of `op` where `ours` was not asked for, and stand only where both
+/// sides have a time that counts; in the backward pass `burn` is compared with `op`, which does
+/// forward and backward too. A peer's ratio is followed by its TFLOP/s.
 pub fn render(rows: &[Row], series: &[Series], peers: Option<&Peers>) -> String {
-    let own = series.iter().copied().find(|series| series.is_own());
+    let pass = rows.first().map_or(Pass::Forward, |row| row.case.pass);
+    let ratios = Ratios::of(pass, series);
     let names = peers.map(Peers::names).unwrap_or_default();
-    let mut lines = vec![header(series, own, &names)];
+    let mut lines = vec![header(pass, series, ratios, &names)];
     for row in rows {
-        lines.push(cells(row, series, own, peers, &names));
+        lines.push(cells(row, series, ratios, peers, &names));
     }
     let mut text = align(&lines);
     for row in rows {
@@ -48,14 +80,16 @@ pub fn render(rows: &[Row], series: &[Series], peers: Option<&Peers>) -> String 
     text
 }
 
-fn header(series: &[Series], own: Option<Series>, peers: &[&str]) -> Vec<String> {
+fn header(pass: Pass, series: &[Series], ratios: Ratios, peers: &[&str]) -> Vec<String> {
+    let second = match pass {
+        Pass::Forward => "MiB",
+        Pass::Backward => "ms",
+    };
     let mut line: Vec<String> = ["dtype", "d", "causal", "N", "B·H"].map(Into::into).into();
     line.extend(series.iter().map(|it| format!("{} TF/s", it.name())));
-    line.extend(series.iter().map(|it| format!("{} MiB", it.name())));
-    if let Some(own) = own {
-        if series.contains(&Series::Burn) {
-            line.push(format!("{}/burn", own.name()));
-        }
+    line.extend(series.iter().map(|it| format!("{} {second}", it.name())));
+    line.extend(ratios.rival.map(|it| format!("{}/burn", it.name())));
+    if let Some(own) = ratios.own {
         line.extend(peers.iter().map(|it| format!("{}/{it} (TF/s)", own.name())));
     }
     line
@@ -64,7 +98,7 @@ fn header(series: &[Series], own: Option<Series>, peers: &[&str]) -> Vec<String>
 fn cells(
     row: &Row,
     series: &[Series],
-    own: Option<Series>,
+    ratios: Ratios,
     peers: Option<&Peers>,
     names: &[&str],
 ) -> Vec<String> {
@@ -76,44 +110,47 @@ fn cells(
         case.seqlen.to_string(),
         (case.batch * case.num_heads).to_string(),
     ];
-    for &series in series {
-        line.push(throughput(row, series));
+    line.extend(series.iter().map(|it| throughput(row, *it)));
+    line.extend(series.iter().map(|it| second(row, *it)));
+    if let Some(rival) = ratios.rival {
+        line.push(ratio(row.tflops(rival), row.tflops(Series::Burn)));
     }
-    for &series in series {
-        let bytes = row.outcome(series).and_then(|it| it.reserved);
-        line.push(bytes.map_or("–".into(), |it| {
-            format!("{:.0}", it as f64 / f64::from(1 << 20))
-        }));
-    }
-    let Some(own) = own else { return line };
-    let ours = row.tflops(own);
-    if series.contains(&Series::Burn) {
-        line.push(ratio(ours, row.tflops(Series::Burn)));
-    }
+    let Some(own) = ratios.own else { return line };
     for name in names {
-        let peer = peers.and_then(|peers| peers.forward(name, case));
+        let peer = row.peer(peers, name, own);
         let shown = peer.map_or(String::new(), |it| format!(" ({it:.0})"));
-        line.push(ratio(ours, peer) + &shown);
+        line.push(ratio(row.tflops(own), peer) + &shown);
     }
     line
+}
+
+/// Memory or time.
+fn second(row: &Row, series: Series) -> String {
+    let outcome = row.outcome(series);
+    let cell = match row.case.pass {
+        Pass::Forward => outcome
+            .and_then(|it| it.reserved)
+            .map(|it| format!("{:.0}", it as f64 / f64::from(1 << 20))),
+        Pass::Backward => outcome
+            .filter(|it| it.status.counts())
+            .and_then(|it| it.timing)
+            .map(|it| format!("{:.3}", it.median * 1e3)),
+    };
+    cell.unwrap_or_else(|| "–".into())
 }
 
 fn throughput(row: &Row, series: Series) -> String {
     let Some(outcome) = row.outcome(series) else {
         return "–".into();
     };
-    match outcome.tflops(&row.case) {
+    let mark = if outcome.status == Status::Ok {
+        ""
+    } else {
+        "~"
+    };
+    match row.tflops(series) {
         None => outcome.status.name().to_owned(),
-        Some(tflops) => {
-            // Three figures, whether the device does 500 TFLOP/s or 0.005.
-            let decimals = (2 - tflops.log10().floor() as i32).clamp(1, 6) as usize;
-            let mark = if outcome.status == Status::Ok {
-                ""
-            } else {
-                "~"
-            };
-            format!("{tflops:.decimals$}{mark}")
-        }
+        Some(tflops) => figures(tflops) + mark,
     }
 }
 
@@ -130,7 +167,8 @@ fn ratio(ours: Option<f64>, other: Option<f64>) -> String {
     }
 }
 
-fn note(outcome: &Outcome) -> Option<String> {
+/// What is to be said of a result that is not plain.
+pub fn note(outcome: &Outcome) -> Option<String> {
     if outcome.status == Status::Ok {
         return None;
     }
@@ -145,14 +183,20 @@ fn note(outcome: &Outcome) -> Option<String> {
         note += &format!(", {:.4} ms", timing.median * 1e3);
     }
     if let Some(detail) = &outcome.detail {
-        // A panic's message can hold a whole kernel.
+        // A panic's message can hold a whole kernel, and an allocation that failed comes with
+        // everything that lacked it.
+        let decides = |line: &&str| Status::of_fault(line) == outcome.status;
+        let lacks_memory = matches!(outcome.status, Status::OutOfMemory | Status::TooBig);
+        let line = detail.lines().find(|line| lacks_memory && decides(line));
+        let detail = line.unwrap_or(detail);
         let line: String = detail.split_whitespace().collect::<Vec<_>>().join(" ");
         note += &format!(": {}", line.chars().take(300).collect::<String>());
     }
     Some(note)
 }
 
-fn align(lines: &[Vec<String>]) -> String {
+/// A Markdown table whose columns line up, right-aligned; the first line is its header.
+pub fn align(lines: &[Vec<String>]) -> String {
     let columns = lines[0].len();
     let width = |column: usize| {
         let cells = lines.iter().map(|line| line[column].chars().count());
@@ -200,9 +244,11 @@ pub fn panels(rows: &[Row], series: &[Series], peers: Option<&Peers>) -> Vec<Pan
         let own = series
             .iter()
             .map(|&series| curve(&rows, series.name(), &|row| row.tflops(series)));
-        let others = peers.into_iter().flat_map(|peers| {
-            let names = peers.names().into_iter();
-            names.map(|name| curve(&rows, name, &|row| peers.forward(name, &row.case)))
+        let own_series = Ratios::of(rows[0].case.pass, series).own;
+        let names = peers.map(Peers::names).unwrap_or_default();
+        let others = names.into_iter().map(|name| {
+            let value = |row: &Row| row.peer(peers, name, own_series?);
+            curve(&rows, name, &value)
         });
         Panel {
             title,
@@ -246,7 +292,7 @@ mod tests {
             relative: 0.01,
             rows: 8,
         };
-        let mut outcome = Outcome::timed(case, timing, verdict, 1500.0);
+        let mut outcome = Outcome::timed(case.flops(), timing, verdict, 1500.0);
         outcome.reserved = Some(512 << 20);
         outcome
     }
@@ -286,6 +332,33 @@ mod tests {
             assert_eq!(cells[10], "–");
             assert!(text.contains(&format!("burn: {name}")), "{text}");
         }
+    }
+
+    #[test]
+    fn in_the_backward_pass_burn_is_compared_with_the_op() {
+        let skipped = || Outcome::without_time(Status::Skipped, "");
+        let mut row = row(100.0, skipped());
+        row.case = row.case.of(Pass::Backward);
+        let op = timed(&row.case, 50.0, Agreement::Agrees);
+        let burn = timed(&row.case, 10.0, Agreement::Agrees);
+        row.outcomes[1] = (Series::Burn, burn);
+        row.outcomes.insert(1, (Series::Op, op));
+        let line = "fa2 float16 d=64 causal=0 n=1024 fwd 0.5 ms 240 TF/s bwd 1 ms 200 TF/s";
+        let peers = Peers::parse(line).unwrap();
+        let series = [Series::Ours, Series::Op, Series::Burn];
+        let text = render(&[row], &series, Some(&peers));
+        // The times are those of as many forward operations.
+        let ms = row_ms(100.0);
+        let cells = cells_of(&text);
+        assert_eq!(cells[6..9], ["250.0", "175.0", "35.0"]);
+        assert_eq!(cells[9], format!("{ms:.3}"));
+        assert_eq!(cells[12], "5.00");
+        assert_eq!(cells[13], "1.25 (200)");
+    }
+
+    fn row_ms(tflops: f64) -> f64 {
+        let case = Case::new(Size::Papers, Dtype::F16, 64, Causality::Full, 1024);
+        case.flops() / tflops / 1e9
     }
 
     #[test]

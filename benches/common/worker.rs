@@ -5,21 +5,28 @@
 //! replaced. It lives for many cases, so that what it tuned and compiled is reused, and the
 //! series of one case run right after one another, on the same warm device.
 //!
-//! The protocol is lines: the main process writes a position in [`super::args::Args::cases`], the
-//! child answers [`MARK`] and a JSON object. All other lines of the child go to stderr.
+//! The protocol is lines: the main process writes a position in the list of cases, which both have
+//! from the same command line, the child answers [`MARK`] and a JSON object. All other lines of the
+//! child go to stderr.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
-use serde_json::Value;
-
-use super::grid::Series;
-use super::outcome::{Outcome, Status};
+use serde_json::{Map, Value};
 
 /// What an answer starts with.
 const MARK: &str = "@outcome ";
+
+/// Why a child gave no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Silence {
+    /// It is still at it.
+    Timeout(Duration),
+    /// It ended; how, in words.
+    Ended(String),
+}
 
 /// A running child.
 pub struct Worker {
@@ -29,15 +36,15 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Starts this same program, with the same arguments, as the worker of `series`.
+    /// Starts this same program, with the same arguments and `--worker NAME`.
     ///
     /// # Errors
     ///
     /// When the process cannot be started.
-    pub fn start(series: Series) -> std::io::Result<Self> {
+    pub fn start(name: &str) -> std::io::Result<Self> {
         let mut child = Command::new(std::env::current_exe()?)
             .args(std::env::args_os().skip(1))
-            .args(["--worker", series.name()])
+            .args(["--worker", name])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
@@ -63,31 +70,31 @@ impl Worker {
         })
     }
 
-    /// Runs the case at `position`, for at most `limit`. After any status that does not count,
-    /// the worker is to be dropped, which ends the child.
-    pub fn run(&mut self, position: usize, limit: Duration) -> Outcome {
+    /// The child's answer on the case at `position`.
+    ///
+    /// # Errors
+    ///
+    /// When there is none within `limit`, or none that is JSON. The worker is to be dropped then,
+    /// which ends the child.
+    pub fn run(&mut self, position: usize, limit: Duration) -> Result<Value, Silence> {
         if writeln!(self.stdin, "{position}").is_err() {
-            return self.crashed();
+            return Err(self.ended());
         }
         match self.lines.recv_timeout(limit) {
-            Ok(answer) => serde_json::from_str(&answer)
-                .map_err(|error| error.to_string())
-                .and_then(|value| Outcome::from_json(&value))
-                .unwrap_or_else(|error| Outcome::without_time(Status::Crashed, error)),
-            Err(RecvTimeoutError::Timeout) => Outcome::without_time(
-                Status::NotFinished,
-                format!("stopped after {:.0} s", limit.as_secs_f64()),
-            ),
-            Err(RecvTimeoutError::Disconnected) => self.crashed(),
+            Ok(answer) => {
+                let value = serde_json::from_str(&answer);
+                value.map_err(|error| Silence::Ended(format!("{error} in {answer}")))
+            }
+            Err(RecvTimeoutError::Timeout) => Err(Silence::Timeout(limit)),
+            Err(RecvTimeoutError::Disconnected) => Err(self.ended()),
         }
     }
 
-    fn crashed(&mut self) -> Outcome {
-        let detail = match self.child.wait() {
+    fn ended(&mut self) -> Silence {
+        Silence::Ended(match self.child.wait() {
             Ok(status) => format!("the process ended: {status}"),
             Err(error) => error.to_string(),
-        };
-        Outcome::without_time(Status::Crashed, detail)
+        })
     }
 }
 
@@ -100,13 +107,12 @@ impl Drop for Worker {
 }
 
 /// The child's side: answers each position on stdin with the result of `run`, until stdin ends.
-pub fn serve(mut run: impl FnMut(usize) -> Outcome) {
+pub fn serve(mut run: impl FnMut(usize) -> Map<String, Value>) {
     for line in std::io::stdin().lines().map_while(Result::ok) {
         let Ok(position) = line.trim().parse() else {
             eprintln!("not a position in the grid: {line}");
             return;
         };
-        let outcome = run(position);
-        println!("{MARK}{}", Value::Object(outcome.to_json()));
+        println!("{MARK}{}", Value::Object(run(position)));
     }
 }
