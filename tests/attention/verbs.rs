@@ -11,7 +11,7 @@ use flash_kernels::{
         pipeline::Pipeline,
         rows::Rows,
         tile::{own, own_wait},
-        unit::{self, Cmma, MatrixUnit, Mma},
+        unit::{self, Cmma, HalfFloat, MatrixUnit, Mma, Right},
     },
     select::{Alignment, DeviceClass, select, widest},
 };
@@ -84,7 +84,7 @@ fn verbs<U: MatrixUnit, L: Numeric, W: Size>(
     let held = U::hold(&s, &mut scratch, plan);
     let values = walk.second(c, 0u32, plan);
     let mut acc = U::zero(val_pad, plan);
-    U::accumulate(&mut acc, &held, &values, &mut scratch, plan);
+    U::accumulate(&mut acc, &held, &values, &mut scratch, Right::Given, plan);
     show::<U>(&acc, acc_out, &mut scratch, plan);
     U::rescale(&mut acc, &factor, true.runtime(), &mut scratch, plan);
     show::<U>(&acc, scaled_out, &mut scratch, plan);
@@ -165,7 +165,7 @@ struct Shown {
 }
 
 /// `Cmma` by what global memory is read as.
-fn cmma<E: Float>(client: &Client, plan: &Plan, inputs: [&TensorView; 3]) -> Shown {
+fn cmma<E: HalfFloat>(client: &Client, plan: &Plan, inputs: [&TensorView; 3]) -> Shown {
     if plan.loads_words() {
         run::<Cmma<E>, u32>(client, plan, inputs)
     } else {

@@ -29,7 +29,7 @@ use crate::{
     kernel::{
         backward::{delta, dkv, dq},
         forward,
-        unit::{Cmma, MatrixUnit, Mma, Scalar},
+        unit::{Cmma, HalfFloat, MatrixUnit, Mma, Scalar},
     },
 };
 
@@ -114,7 +114,7 @@ fn tensor() -> TensorCompilationArg {
     }
 }
 
-fn cmma<E: Float>(target: Target, plan: &Plan) -> Result<Source, String> {
+fn cmma<E: HalfFloat>(target: Target, plan: &Plan) -> Result<Source, String> {
     if plan.loads_words() {
         generate::<Cmma<E>, u32, E>(target, plan)
     } else {

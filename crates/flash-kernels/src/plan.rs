@@ -278,7 +278,12 @@ impl Plan {
     /// f32 between rows of `Cmma`'s visible scores. Lanes that read beside each other, and the
     /// planes' stores of whole matrices, then fall on different banks.
     pub const fn score_stride(&self) -> usize {
-        self.tile.block_n + if self.row_parts() > 1 { 8 } else { 4 }
+        self.tile.block_n
+            + if self.row_parts() > 1 && self.tile.block_n > 16 {
+                8
+            } else {
+                4
+            }
     }
 
     const fn scratch_bytes(&self) -> usize {

@@ -12,7 +12,7 @@ use super::{
     seq::{Seq, position, position_again},
     softmax::OnlineSoftmax,
     tile::{own, own_wait},
-    unit::MatrixUnit,
+    unit::{MatrixUnit, Right},
 };
 use crate::plan::{Plan, ScaleKind};
 
@@ -79,7 +79,7 @@ pub fn forward<U: MatrixUnit, L: Numeric, E: Float, M: Int, W: Size, O: Size>(
                 softmax.step::<U>(&mut s, &mut acc, &mut scratch, plan);
                 let p = U::hold(&s, &mut scratch, plan);
                 let values = pipeline.second(v, step, plan);
-                U::accumulate(&mut acc, &p, &values, &mut scratch, plan);
+                U::accumulate(&mut acc, &p, &values, &mut scratch, Right::Given, plan);
                 pipeline.release(step, plan);
             }
         }

@@ -187,27 +187,3 @@ pub fn own_wait(#[comptime] plan: Plan) {
     // The tiles were written by other units than those that read them.
     sync_cube();
 }
-
-/// Replaces what is not finite in a walked tile by 0, so that a weight of 0 makes 0 of it. Visible to
-/// the cube on return.
-#[cube]
-pub fn drop_non_finite<U: MatrixUnit>(
-    tile: &mut SharedTile<U::Stage, U::Width>,
-    #[comptime] cols: usize,
-    #[comptime] plan: Plan,
-) {
-    let per_row = comptime!(cols / plan.vector_elems());
-    let total = comptime!(plan.tile.block_n * per_row);
-    // No unit may still multiply by what is replaced.
-    sync_cube();
-    #[unroll(total <= 4 * plan.threads)]
-    for i in 0..comptime!(total.div_ceil(plan.threads)) {
-        let slot = UNIT_POS as usize + i * comptime!(plan.threads);
-        if comptime!(total % plan.threads == 0) || slot < total {
-            let at = tile.base + slot / per_row * tile.stride + slot % per_row;
-            tile.data[at] = U::finite(tile.data[at]);
-        }
-    }
-    // Replaced by other units than those that multiply by it.
-    sync_cube();
-}

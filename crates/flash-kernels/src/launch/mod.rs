@@ -10,7 +10,7 @@ use half::{bf16, f16};
 
 use crate::{
     AttentionError, AttentionProblem, FloatKind, Masking,
-    kernel::unit::{self, Cmma, MatrixUnit, Mma},
+    kernel::unit::{self, Cmma, HalfFloat, MatrixUnit, Mma},
     plan::{Plan, UnitKind},
     select::{Alignment, DeviceClass, widest},
 };
@@ -131,7 +131,7 @@ fn dispatch(plan: &Plan, dtype: FloatKind, call: &impl Launch) -> Result<(), Att
 }
 
 /// `Cmma` by what global memory is read as.
-fn cmma<E: Float>(plan: &Plan, call: &impl Launch) -> Result<(), AttentionError> {
+fn cmma<E: HalfFloat>(plan: &Plan, call: &impl Launch) -> Result<(), AttentionError> {
     if plan.loads_words() {
         call.launch::<Cmma<E>, u32, E>()
     } else {

@@ -10,8 +10,8 @@ use crate::{
         rows::{Rows, group_size},
         score,
         seq::{Seq, position},
-        tile::{drop_non_finite, own, own_wait},
-        unit::{MatrixUnit, ptx},
+        tile::{own, own_wait},
+        unit::{MatrixUnit, Right, ptx, right_of},
     },
     plan::{CopyKind, Plan},
 };
@@ -141,16 +141,19 @@ fn walk<U: MatrixUnit, L: Numeric, M: Int, W: Size>(
             let d_outs = pipeline.second(d_out, step, plan);
             let mut dp = U::product(b, &d_outs, scratch, val_pad, plan);
             let held = U::hold(&p, scratch, plan);
-            U::accumulate(dv, &held, &d_outs, scratch, plan);
+            U::accumulate(dv, &held, &d_outs, scratch, Right::Given, plan);
             gradients::<U>(&mut dp, &p, pairs, step, plan);
             U::reuse(plan);
             let held = U::hold(&dp, scratch, plan);
-            let mut queries = pipeline.again(q, step, plan);
-            if comptime!(phase == 0) {
-                // The ds of a query that does not see the key is 0, and 0 · NaN would not be.
-                drop_non_finite::<U>(&mut queries, head_pad, plan);
-            }
-            U::accumulate(dk, &held, &queries, scratch, plan);
+            let queries = pipeline.again(q, step, plan);
+            U::accumulate(
+                dk,
+                &held,
+                &queries,
+                scratch,
+                comptime!(right_of(phase == 0)),
+                plan,
+            );
             pipeline.release(step, plan);
         }
     }

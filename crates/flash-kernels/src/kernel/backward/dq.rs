@@ -10,8 +10,8 @@ use crate::{
         rows::{Rows, key_head},
         score,
         seq::{Seq, position},
-        tile::{drop_non_finite, own, own_wait},
-        unit::MatrixUnit,
+        tile::{own, own_wait},
+        unit::{MatrixUnit, right_of},
     },
     plan::Plan,
 };
@@ -71,7 +71,7 @@ pub fn dq<U: MatrixUnit, L: Numeric, E: Float, M: Int, W: Size, O: Size>(
             for step in from..to {
                 let values = pipeline.first(v, k, step, range.end, plan);
                 let dp = U::product(&b, &values, &mut scratch, val_pad, plan);
-                let mut keys = pipeline.second(k, step, plan);
+                let keys = pipeline.second(k, step, plan);
                 let mut s = U::product(&a, &keys, &mut scratch, head_pad, plan);
                 let key_start = step * comptime!(plan.tile.block_n as u32);
                 gradients::<U>(
@@ -79,11 +79,16 @@ pub fn dq<U: MatrixUnit, L: Numeric, E: Float, M: Int, W: Size, O: Size>(
                 );
                 if masked {
                     mask.apply::<U>(&mut s, seq.start, key_start, f32::new(0.0), plan);
-                    // The ds of a dropped key is 0, and 0 · NaN would not be.
-                    drop_non_finite::<U>(&mut keys, head_pad, plan);
                 }
                 let ds = U::hold(&s, &mut scratch, plan);
-                U::accumulate(&mut acc, &ds, &keys, &mut scratch, plan);
+                U::accumulate(
+                    &mut acc,
+                    &ds,
+                    &keys,
+                    &mut scratch,
+                    comptime!(right_of(masked)),
+                    plan,
+                );
                 pipeline.release(step, plan);
             }
         }

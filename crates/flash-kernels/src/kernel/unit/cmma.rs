@@ -13,22 +13,22 @@ use cubecl::{
 };
 
 use super::{
-    MatrixUnit,
+    MatrixUnit, Right,
     visible::{
         CmmaAcc, CmmaFrag, CmmaLeft, CmmaScratch, accumulator, hold_words, lane, lane_row,
         lane_rows, operand, part_width, plane_row, score_at, show, show_part, take_part, visible,
     },
-    words::{finite_words, stage_words},
+    words::{HalfFloat, drop_non_finite, stage_words},
 };
 use crate::{kernel::tile::SharedTile, plan::Plan};
 
 /// See the module.
-pub struct Cmma<E: Float> {
+pub struct Cmma<E: HalfFloat> {
     _element: PhantomData<E>,
 }
 
 #[cube]
-impl<E: Float> MatrixUnit for Cmma<E> {
+impl<E: HalfFloat> MatrixUnit for Cmma<E> {
     type Stage = u32;
     type Width = Const<4>;
     type Left = CmmaLeft<E>;
@@ -44,10 +44,6 @@ impl<E: Float> MatrixUnit for Cmma<E> {
         #[comptime] plan: Plan,
     ) -> Vector<u32, Const<4>> {
         stage_words::<L, W>(value, loaded, j, comptime!(plan.load_width))
-    }
-
-    fn finite(value: Vector<u32, Const<4>>) -> Vector<u32, Const<4>> {
-        finite_words::<E>(value)
     }
 
     fn scratch(#[comptime] plan: Plan) -> CmmaScratch {
@@ -156,8 +152,13 @@ impl<E: Float> MatrixUnit for Cmma<E> {
         _a: &(),
         b: &SharedTile<u32, Const<4>>,
         scratch: &mut CmmaScratch,
+        #[comptime] right: Right,
         #[comptime] plan: Plan,
     ) {
+        if comptime!(right == Right::Finite) {
+            let cols = comptime!(acc.cols);
+            drop_non_finite(b, cols, comptime!(E::EXPONENT), plan);
+        }
         let n_tiles = comptime!(acc.cols / 16);
         let stride = comptime!(plan.score_stride() / 4);
         let first = plane_row(plan) as usize * comptime!(stride);
@@ -178,7 +179,7 @@ impl<E: Float> MatrixUnit for Cmma<E> {
             #[unroll]
             for n in 0..n_tiles {
                 let at = b.base + comptime!(16 * k * b.stride + 2 * n);
-                let right = operand::<E>(
+                let block = operand::<E>(
                     &b.data,
                     at,
                     comptime!(4 * b.stride),
@@ -188,7 +189,7 @@ impl<E: Float> MatrixUnit for Cmma<E> {
                 #[unroll]
                 for m in 0..comptime!(plan.rows / 16) {
                     let sum = acc.cells.index(comptime!(m * n_tiles + n));
-                    cmma::execute(left.index(m), &right, sum, sum);
+                    cmma::execute(left.index(m), &block, sum, sum);
                 }
             }
         }

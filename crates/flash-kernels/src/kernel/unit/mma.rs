@@ -8,7 +8,7 @@ use core::marker::PhantomData;
 
 use cubecl::prelude::*;
 
-use super::{MatrixUnit, finite_elements, ptx, stage_elements};
+use super::{MatrixUnit, Right, ptx, stage_elements, words::HalfFloat};
 use crate::{
     kernel::tile::SharedTile,
     plan::{Plan, QueryOperand},
@@ -17,20 +17,6 @@ use crate::{
 /// See the module.
 pub struct Mma<E: HalfFloat> {
     _element: PhantomData<E>,
-}
-
-/// 16-bit floats that `mma.sync` multiplies.
-pub trait HalfFloat: Float {
-    /// Their name in PTX.
-    const PTX: &'static str;
-}
-
-impl HalfFloat for half::f16 {
-    const PTX: &'static str = "f16";
-}
-
-impl HalfFloat for half::bf16 {
-    const PTX: &'static str = "bf16";
 }
 
 /// Accumulators, `[m16, n8]`.
@@ -167,10 +153,6 @@ impl<E: HalfFloat> MatrixUnit for Mma<E> {
         stage_elements::<E, Const<8>, L, W>(value, loaded, j)
     }
 
-    fn finite(value: Vector<E, Const<8>>) -> Vector<E, Const<8>> {
-        finite_elements::<E, Const<8>>(value)
-    }
-
     fn scratch(#[comptime] _plan: Plan) {}
 
     fn left(
@@ -261,6 +243,7 @@ impl<E: HalfFloat> MatrixUnit for Mma<E> {
         a: &MmaHeld,
         b: &SharedTile<E, Const<8>>,
         _scratch: &mut (),
+        #[comptime] right: Right,
         #[comptime] plan: Plan,
     ) {
         let k_tiles = comptime!(plan.tile.block_n / 16);
@@ -270,7 +253,10 @@ impl<E: HalfFloat> MatrixUnit for Mma<E> {
             #[unroll]
             for pair in 0..comptime!(acc.n_tiles / 2) {
                 let offset = comptime!(block_offset(16 * k, 16 * pair, b.stride));
-                let both = ptx::ldmatrix_trans(address, offset);
+                let mut both = ptx::ldmatrix_trans(address, offset);
+                if comptime!(right == Right::Finite) {
+                    both = clamped::<E>(both);
+                }
                 #[unroll]
                 for m in 0..comptime!(acc.m_tiles) {
                     let left = a.cells[comptime!(m * k_tiles + k)];
@@ -382,4 +368,16 @@ impl<E: HalfFloat> MatrixUnit for Mma<E> {
             values[r] = x + ptx::shuffle_xor(x, 2u32);
         }
     }
+}
+
+/// `words` with the largest number of `E` for NaN and infinities.
+#[cube]
+fn clamped<E: HalfFloat>(words: Vector<u32, Const<4>>) -> Vector<u32, Const<4>> {
+    let mut words = words;
+    #[unroll]
+    for i in 0..4usize {
+        let word = ptx::clamp(words.extract(i), comptime!(E::LARGEST), comptime!(E::PTX));
+        words.insert(i, word);
+    }
+    words
 }

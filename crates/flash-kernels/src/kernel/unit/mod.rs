@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::{math::is_finite, tile::SharedTile};
+use super::tile::SharedTile;
 use crate::plan::Plan;
 
 pub mod cmma;
@@ -15,6 +15,21 @@ pub mod words;
 pub use cmma::Cmma;
 pub use mma::Mma;
 pub use scalar::Scalar;
+pub use words::HalfFloat;
+
+/// How the right operand of `MatrixUnit::accumulate` is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Right {
+    /// As it is.
+    Given,
+    /// What is not finite as some finite number: for weights that are exactly 0 or NaN there.
+    Finite,
+}
+
+/// K in dq, Q in dkv: a pair that is dropped in a masked step has a ds of 0, and 0 · NaN is none.
+pub(crate) const fn right_of(masked: bool) -> Right {
+    if masked { Right::Finite } else { Right::Given }
+}
 
 /// Multiplies tiles, and shows a product as rows × columns of f32 registers.
 ///
@@ -48,9 +63,6 @@ pub trait MatrixUnit: Send + Sync + 'static {
         #[comptime] plan: Plan,
     ) -> Vector<Self::Stage, Self::Width>;
 
-    /// `value`, a vector of a tile in shared memory, with 0 for each element that is not finite.
-    fn finite(value: Vector<Self::Stage, Self::Width>) -> Vector<Self::Stage, Self::Width>;
-
     /// Allocates the scratch, once per kernel.
     fn scratch(#[comptime] plan: Plan) -> Self::Scratch;
 
@@ -82,11 +94,13 @@ pub trait MatrixUnit: Send + Sync + 'static {
     fn zero(#[comptime] cols: usize, #[comptime] plan: Plan) -> Self::Acc;
 
     /// `acc += a·b`: `a` `[block_m, block_n]`, `b` `[block_n, cols]`, `acc` `[block_m, cols]`.
+    /// `b` may change on the way, as `right` says.
     fn accumulate(
         acc: &mut Self::Acc,
         a: &Self::Held,
         b: &SharedTile<Self::Stage, Self::Width>,
         scratch: &mut Self::Scratch,
+        #[comptime] right: Right,
         #[comptime] plan: Plan,
     );
 
@@ -147,18 +161,6 @@ pub fn stage_elements<S: Numeric, V: Size, L: Numeric, W: Size>(
     #[unroll]
     for e in 0..narrow {
         value.insert(comptime!(j * narrow + e), S::cast_from(loaded.extract(e)));
-    }
-    value
-}
-
-/// `value` with 0 for each element that is not finite.
-#[cube]
-pub fn finite_elements<S: Numeric, V: Size>(value: Vector<S, V>) -> Vector<S, V> {
-    let mut value = value;
-    #[unroll]
-    for e in 0..value.vector_size() {
-        let x = value.extract(e);
-        value.insert(e, select(is_finite(f32::cast_from(x)), x, S::from_int(0)));
     }
     value
 }

@@ -124,6 +124,21 @@ pub fn ldmatrix_trans(address: u32, #[comptime] offset: u32) -> Vector<u32, Cons
     out
 }
 
+/// Both halves of `x`, of type `types` (`f16` or `bf16`), clamped to `±largest` (its bits in both
+/// halves); NaN becomes `largest`.
+#[cube]
+pub fn clamp(x: u32, #[comptime] largest: u32, #[comptime] types: &'static str) -> u32 {
+    let out: u32;
+    let smallest = comptime!(largest | 0x8000_8000);
+    gpu_asm!(
+        "{{ .reg .b32 t, u; mov.b32 u, {largest}; min.{types}x2 t, {x}, u; mov.b32 u, {smallest}; max.{types}x2 {o}, t, u; }}",
+        o = out(_) out,
+        x = in(_) u32::cast_from(x),
+        options(pure, nomem)
+    );
+    out
+}
+
 /// `c + a·b` for `a` 16×16, `b` 16×8 of type `types` (`f16` or `bf16`), `c` 16×8 of f32.
 #[cube]
 pub fn mma_m16n8k16(

@@ -7,9 +7,9 @@
 
 use cubecl::prelude::*;
 
-use super::{MatrixUnit, finite_elements, stage_elements};
+use super::{MatrixUnit, Right, stage_elements};
 use crate::{
-    kernel::tile::SharedTile,
+    kernel::{math::is_finite, tile::SharedTile},
     plan::{Plan, Reduction},
 };
 
@@ -74,10 +74,6 @@ impl MatrixUnit for Scalar {
         #[comptime] _plan: Plan,
     ) -> Vector<f32, Const<4>> {
         stage_elements::<f32, Const<4>, L, W>(value, loaded, j)
-    }
-
-    fn finite(value: Vector<f32, Const<4>>) -> Vector<f32, Const<4>> {
-        finite_elements::<f32, Const<4>>(value)
     }
 
     fn scratch(#[comptime] plan: Plan) -> ScalarScratch {
@@ -180,6 +176,7 @@ impl MatrixUnit for Scalar {
         a: &ScalarHeld,
         b: &SharedTile<f32, Const<4>>,
         _scratch: &mut ScalarScratch,
+        #[comptime] right: Right,
         #[comptime] plan: Plan,
     ) {
         let rows = comptime!(acc.rows);
@@ -195,14 +192,17 @@ impl MatrixUnit for Scalar {
             }
             #[unroll]
             for g in 0..comptime!(cols / 4) {
-                let right = b.data[b_col + n * comptime!(b.stride) + comptime!(g * across)];
+                let mut cells = b.data[b_col + n * comptime!(b.stride) + comptime!(g * across)];
+                if comptime!(right == Right::Finite) {
+                    cells = finite(cells);
+                }
                 #[unroll]
                 for r in 0..rows {
                     let p = left[comptime!(r / 4)].extract(comptime!(r % 4));
                     #[unroll]
                     for e in 0..4usize {
                         let i = comptime!(r * cols + 4 * g + e);
-                        acc.cells[i] += p * right.extract(e);
+                        acc.cells[i] += p * cells.extract(e);
                     }
                 }
             }
@@ -362,4 +362,16 @@ fn reduce(
         // The next reduction writes the same places.
         sync_cube();
     }
+}
+
+/// `value` with 0 for each element that is not finite.
+#[cube]
+fn finite(value: Vector<f32, Const<4>>) -> Vector<f32, Const<4>> {
+    let mut value = value;
+    #[unroll]
+    for e in 0..4usize {
+        let x = value.extract(e);
+        value.insert(e, select(is_finite(x), x, f32::new(0.0)));
+    }
+    value
 }
