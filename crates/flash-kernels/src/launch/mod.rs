@@ -184,7 +184,14 @@ fn address_type(
     device: &DeviceClass,
     views: &[&TensorView],
 ) -> Result<AddressType, AttentionError> {
-    let reach = views.iter().map(|view| view.reach()).max().unwrap_or(0);
+    address_for(
+        device,
+        views.iter().map(|view| view.reach()).max().unwrap_or(0),
+    )
+}
+
+/// Wide enough for `reach` elements.
+fn address_for(device: &DeviceClass, reach: usize) -> Result<AddressType, AttentionError> {
     let address = AddressType::from_len(reach);
     if address == AddressType::U64 && !device.wide_addresses {
         return Err(AttentionError::device(
