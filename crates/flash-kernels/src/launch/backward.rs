@@ -5,7 +5,7 @@ use half::{bf16, f16};
 
 use super::{
     ForwardOutput, Launch, MaskView, TensorView, address_type, alignment, bindable, check_views,
-    dispatch, empty, grid, mask_arg,
+    dispatch, empty, grid, mask_arg, packed_alignment,
 };
 use crate::{
     AttentionError, AttentionProblem, FloatKind,
@@ -15,7 +15,7 @@ use crate::{
         unit::MatrixUnit,
     },
     plan::{Pass, Plan},
-    select::{Alignment, DeviceClass, select, widest},
+    select::{Alignment, DeviceClass, select},
 };
 
 /// Which gradients are asked for.
@@ -88,13 +88,7 @@ pub fn plan_backward(
     client: &Client,
     problem: &AttentionProblem,
 ) -> Result<BackwardPlans, AttentionError> {
-    let dims = [problem.shape.head_dim, problem.shape.val_dim];
-    let align = dims
-        .map(|dim| widest(dim, 8))
-        .into_iter()
-        .min()
-        .unwrap_or(1);
-    BackwardPlans::of(&DeviceClass::of(client), problem, Alignment(align))
+    BackwardPlans::of(&DeviceClass::of(client), problem, packed_alignment(problem))
 }
 
 /// The gradients of `out` with respect to q, k and v, given that of a loss with respect to `out`.

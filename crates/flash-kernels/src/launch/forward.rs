@@ -4,13 +4,13 @@ use cubecl::{client::Client, prelude::*};
 
 use super::{
     Launch, MaskView, TensorView, address_for, address_type, alignment, bindable, check_views,
-    dispatch, empty, grid, mask_arg,
+    dispatch, empty, grid, mask_arg, packed_alignment,
 };
 use crate::{
     AttentionError, AttentionProblem,
     kernel::{forward::forward as kernel, seq::Seq, unit::MatrixUnit},
     plan::{Pass, Plan},
-    select::{Alignment, DeviceClass, select, widest},
+    select::{DeviceClass, select},
 };
 
 /// What a forward pass leaves.
@@ -28,14 +28,8 @@ pub struct ForwardOutput {
 ///
 /// When no kernel can run; the error says why, and a caller takes its composed path.
 pub fn plan_forward(client: &Client, problem: &AttentionProblem) -> Result<Plan, AttentionError> {
-    let dims = [problem.shape.head_dim, problem.shape.val_dim];
-    let align = dims
-        .map(|dim| widest(dim, 8))
-        .into_iter()
-        .min()
-        .unwrap_or(1);
     let device = DeviceClass::of(client);
-    let plan = select(&device, problem, Pass::Forward, Alignment(align))?;
+    let plan = select(&device, problem, Pass::Forward, packed_alignment(problem))?;
     let shape = &problem.shape;
     grid(cubes(problem, &plan), device.max_cubes)?;
     let rows = |heads, seqlen| shape.batch * heads * seqlen;

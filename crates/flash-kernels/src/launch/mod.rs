@@ -146,6 +146,12 @@ fn alignment(views: &[&TensorView], problem: &AttentionProblem) -> Alignment {
     Alignment(widths.min().unwrap_or(1))
 }
 
+/// `alignment` of packed tensors.
+fn packed_alignment(problem: &AttentionProblem) -> Alignment {
+    let shape = &problem.shape;
+    Alignment(widest(shape.head_dim, 8).min(widest(shape.val_dim, 8)))
+}
+
 /// A new packed tensor.
 fn empty(client: &Client, shape: [usize; 4], bytes: usize) -> TensorView {
     // A buffer of no bytes cannot be bound.
