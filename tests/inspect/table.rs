@@ -46,6 +46,7 @@ fn of_plan(plan: &Plan) -> [String; 3] {
     let copy = match plan.copy {
         CopyKind::Async => "async",
         CopyKind::Vector => "vector",
+        CopyKind::Boxes => "boxes",
     };
     [
         format!("{:?}", plan.unit),

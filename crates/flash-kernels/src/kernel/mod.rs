@@ -7,9 +7,11 @@
 pub mod backward;
 pub mod epilogue;
 pub mod forward;
+pub mod forward_overlapped;
 pub mod mask;
 pub mod math;
 pub mod pipeline;
+pub mod ring;
 pub mod rows;
 pub mod score;
 pub mod seq;

@@ -10,8 +10,8 @@ use half::{bf16, f16};
 
 use crate::{
     AttentionError, AttentionProblem, FloatKind, Masking,
-    kernel::unit::{self, Cmma, MatrixUnit, Mma},
-    plan::UnitKind,
+    kernel::unit::{self, Cmma, MatrixUnit, Mma, mma::HalfFloat},
+    plan::{BOX_COLS, UnitKind},
     select::{Alignment, DeviceClass, widest},
 };
 
@@ -80,6 +80,42 @@ impl TensorView {
             .unwrap_or(1)
     }
 
+    /// Can the copy engine of sm_90 walk it in boxes? It steps by multiples of 16 bytes, and never by
+    /// none.
+    pub(crate) fn has_boxes(&self, bytes: usize) -> bool {
+        let outer = self.shape.iter().zip(&self.strides).take(3);
+        let mut steps = outer.filter(|(n, _)| **n > 1).map(|(_, stride)| *stride);
+        let in_reach = |stride: usize| stride > 0 && stride * bytes < 1 << 40;
+        !self.is_empty()
+            && self.alignment(bytes) * bytes >= 16
+            && steps.all(in_reach)
+            && self.shape.iter().all(|n| u32::try_from(*n).is_ok())
+    }
+
+    /// The view as the copy engine walks it: `rows` rows of 64 columns at a time.
+    pub(crate) fn boxes(&self, rows: usize, element: ElemType) -> TensorMapArg<Tiled> {
+        let [_, heads, seqlen, dim] = self.shape;
+        // A dimension of one element is never stepped along; its stride may be anything.
+        let packed = dim.next_multiple_of(BOX_COLS);
+        let packed = [heads * seqlen * packed, seqlen * packed, packed, 1];
+        let mut strides = self.strides;
+        for d in 0..4 {
+            if self.shape[d] <= 1 {
+                strides[d] = packed[d];
+            }
+        }
+        let strides = Self {
+            strides,
+            ..self.clone()
+        };
+        let args = TiledArgs {
+            tile_size: [1, 1, rows, BOX_COLS].into(),
+        };
+        TensorMapArg::new(args, strides.arg(), element)
+            .with_swizzle(TensorMapSwizzle::B128)
+            .with_prefetch(TensorMapPrefetch::B256)
+    }
+
     pub(crate) fn arg(&self) -> TensorArg {
         // SAFETY: shape and strides come from the tensor that owns the buffer.
         unsafe {
@@ -110,6 +146,15 @@ pub struct MaskView {
 trait Launch {
     /// Launches for tensors of `E`, multiplied by `U`.
     fn launch<U: MatrixUnit, E: Float>(&self) -> Result<(), AttentionError>;
+
+    /// Launches the overlapped kernel for tensors of `E`, where there is one.
+    fn launch_overlapped<E: HalfFloat>(&self) -> Result<(), AttentionError> {
+        Err(AttentionError::new(
+            "plan",
+            "Wgmma for a gradient",
+            "Wgmma for a forward pass",
+        ))
+    }
 }
 
 /// The one place where a plan's unit becomes a type.
@@ -122,6 +167,8 @@ fn dispatch(unit: UnitKind, dtype: FloatKind, call: &impl Launch) -> Result<(), 
         (UnitKind::Cmma, FloatKind::Bf16) => call.launch::<Cmma<bf16>, bf16>(),
         (UnitKind::Mma, FloatKind::F16) => call.launch::<Mma<f16>, f16>(),
         (UnitKind::Mma, FloatKind::Bf16) => call.launch::<Mma<bf16>, bf16>(),
+        (UnitKind::Wgmma, FloatKind::F16) => call.launch_overlapped::<f16>(),
+        (UnitKind::Wgmma, FloatKind::Bf16) => call.launch_overlapped::<bf16>(),
         (unit, FloatKind::F32) => Err(AttentionError::new(
             "plan",
             format!("{unit:?} for f32"),
