@@ -16,8 +16,8 @@ pub struct Schedule {
     pub lines: u32,
     /// Query heads of a batch entry.
     pub heads: u32,
-    /// Heads whose tiles are taken together under a causal mask: as many as the cache holds the
-    /// keys and values of.
+    /// Heads whose tiles are taken together under a causal mask, so that their keys and values stay
+    /// in cache.
     pub section: u32,
     /// Queries of a head.
     pub seqlen_q: u32,
@@ -42,8 +42,9 @@ impl Schedule {
     }
 
     /// The query tile at `position`. Tiles of a head are neighbours, so that its K and V stay in
-    /// cache; under a causal mask the tiles with the most keys come first among the heads of a
-    /// section.
+    /// cache. Under a causal mask equal tiles of the heads of a section are neighbours, since what
+    /// cubes take in a round must be equal work; from section to section the tiles with the most
+    /// keys come first and last in turn, first in the last section.
     pub fn seq(&self, position: u32, #[comptime] plan: Plan) -> Seq {
         let block_m = comptime!(plan.tile.block_m as u32);
         let tiles = self.seqlen_q.div_ceil(block_m);
@@ -52,10 +53,13 @@ impl Schedule {
             let within = position - first * tiles;
             let width = min(self.section, self.lines - first);
             let line = first + within % width;
+            let index = within / width;
+            let after = (self.lines - first - width).div_ceil(self.section);
+            let tile = select(after & 1u32 == 0u32, tiles - 1u32 - index, index);
             Seq {
                 batch: (line / self.heads) as usize,
                 head: (line % self.heads) as usize,
-                start: (tiles - 1u32 - within / width) * block_m,
+                start: tile * block_m,
             }
         } else {
             let line = position / tiles;

@@ -114,17 +114,20 @@ fn class_for(client: &Client, problem: &AttentionProblem, inputs: [&TensorView; 
     DeviceClass { wgmma, ..device }
 }
 
-/// Bytes of keys and values that heads walked at the same time may have: two thirds of an H200's
-/// L2 cache.
+/// Bytes of keys and values that are walked at the same time: two thirds of an H200's L2 cache.
 const CACHED_BYTES: usize = 32 << 20;
 
-/// Query heads whose keys and values fit in the cache together.
+/// Fewest heads of a section: with fewer, a round of cubes holds tiles of too different work.
+const SECTION_HEADS: usize = 32;
+
+/// Query heads of a section of [`Schedule`](crate::kernel::seq::Schedule): those whose keys and
+/// values fit in the cache, but enough of them; sections are about equal.
 fn section(problem: &AttentionProblem) -> usize {
     let shape = &problem.shape;
     let per_head = shape.seqlen_k * (shape.head_dim + shape.val_dim) * problem.dtype.bytes();
-    let kv_heads = (CACHED_BYTES / per_head.max(1)).max(1);
+    let cached = (CACHED_BYTES / per_head.max(1)).saturating_mul(shape.group());
     let lines = shape.batch * shape.num_heads;
-    (kv_heads.saturating_mul(shape.group())).min(lines)
+    lines.div_ceil((lines / cached.max(SECTION_HEADS)).max(1))
 }
 
 /// Everything a launch needs but the types.
