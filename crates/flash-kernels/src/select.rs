@@ -2,7 +2,7 @@
 
 pub use crate::device::DeviceClass;
 use crate::{
-    AttentionError, AttentionProblem, FloatKind,
+    AttentionError, AttentionProblem, FloatKind, Masking,
     plan::{
         CopyKind, Exponent, Isa, Pass, Plan, QueryOperand, Reduction, ScaleKind, TileShape,
         UnitKind, ValueBuffer,
@@ -26,12 +26,15 @@ struct Row {
     queries: QueryOperand,
     /// Fewest queries that the row is for.
     min_queries: usize,
+    /// The one kind of mask that the row is for, if it has not the registers for both.
+    masking: Option<Masking>,
 }
 
 /// Writes `TABLE`, a row a line.
 macro_rules! table {
     ($($pass:ident $unit:ident $isa:ident $max_dim:literal [$block_m:literal $block_n:literal]
-        [$threads:literal $rows:literal] $values:ident $queries:ident $(from $min:literal)?,)*) => {
+        [$threads:literal $rows:literal] $values:ident $queries:ident
+            $(from $min:literal)? $(masking $masking:ident)?,)*) => {
         /// The table. Within a pass and a unit: wide devices first, then what fits 48, 32 and 16 KB.
         const TABLE: &[Row] = &[$(Row {
             pass: Pass::$pass,
@@ -45,18 +48,20 @@ macro_rules! table {
             values: ValueBuffer::$values,
             queries: QueryOperand::$queries,
             min_queries: 0 $(+ $min)?,
+            masking: [$(Some(Masking::$masking),)? None][0],
         }),*];
     };
 }
 
 table! {
     // pass, unit, isa, largest dim, [block_m, block_n], [threads, rows], V (or dO), query operand,
-    // fewest queries
-    Forward Wgmma  Ptx       64 [192 128] [512 16] Own    Reread from 2048,
+    // fewest queries, only mask
+    Forward Wgmma  Ptx       64 [192 128] [512 16] Own    Reread from 2048 masking None,
     Forward Wgmma  Ptx       64 [128 128] [384 16] Own    Reread,
-    Forward Wgmma  Ptx      128 [128 160] [384 16] Own    Reread from 8192,
-    Forward Wgmma  Ptx      128 [128 128] [384 16] Own    Reread,
-    Forward Wgmma  Ptx      192 [128 112] [384 16] Own    Reread,
+    Forward Wgmma  Ptx      128 [128 160] [384 16] Own    Reread from 8192 masking None,
+    Forward Wgmma  Ptx      128 [128 128] [384 16] Own    Reread masking None,
+    Forward Wgmma  Ptx      128 [128  96] [384 16] Own    Reread,
+    Forward Wgmma  Ptx      192 [128 112] [384 16] Own    Reread masking None,
     Forward Wgmma  Ptx      256 [128  80] [384 16] Own    Reread,
     Forward Mma    Ptx       64 [128 64] [128 32] Own    Resident,
     Forward Mma    Ptx      128 [128 64] [128 32] Own    Reread,
@@ -166,7 +171,8 @@ fn suits(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Ali
     };
     let isa = row.isa == Isa::Portable || device.isa == Isa::Ptx;
     let sizes = shape.head_dim.max(shape.val_dim) <= row.max_dim;
-    unit && isa && sizes && shape.seqlen_q >= row.min_queries
+    let masking = row.masking.is_none_or(|only| only == problem.masking);
+    unit && isa && sizes && masking && shape.seqlen_q >= row.min_queries
 }
 
 fn plan(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Alignment) -> Plan {

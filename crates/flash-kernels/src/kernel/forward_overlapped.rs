@@ -161,37 +161,36 @@ fn produce<M: Int>(rings: &Rings, problem: &Problem<M>, maps: &Maps, #[comptime]
     let mut head = 0u32.runtime();
     let mut row = 0u32.runtime();
     while problem.goes_on(round, plan) {
+        if at > 0u32 {
+            // First, since the queries' stage may be busy until the last keys are done.
+            let last = Place { batch, head, row };
+            rings.values.fill(at - 1u32, maps.v, last);
+        }
         let walk = problem.walk(round, plan);
-        let seq = walk.seq;
-        let line = seq.head as u32;
+        batch = walk.seq.batch as u32;
+        let line = walk.seq.head as u32;
+        head = line / maps.group;
+        row = walk.seq.start;
         let queries = Place {
-            batch: seq.batch as u32,
+            batch,
             head: line,
-            row: seq.start,
+            row,
         };
         rings.queries.fill(round, maps.q, queries);
-        for step in 0..walk.range.end {
-            let keys = Place {
-                batch: seq.batch as u32,
-                head: line / maps.group,
-                row: step * block_n,
-            };
-            rings.keys.fill(at, maps.k, keys);
-            if at > 0u32 {
-                rings
-                    .values
-                    .fill(at - 1u32, maps.v, Place { batch, head, row });
-            }
-            batch = seq.batch as u32;
-            head = line / maps.group;
-            row = step * block_n;
+        row = 0u32;
+        rings.keys.fill(at, maps.k, Place { batch, head, row });
+        at += 1u32;
+        for _step in 1..walk.range.end {
+            let before = Place { batch, head, row };
+            row += block_n;
+            rings.keys.fill(at, maps.k, Place { batch, head, row });
+            rings.values.fill(at - 1u32, maps.v, before);
             at += 1u32;
         }
         round += 1u32;
     }
-    rings
-        .values
-        .fill(at - 1u32, maps.v, Place { batch, head, row });
+    let last = Place { batch, head, row };
+    rings.values.fill(at - 1u32, maps.v, last);
 }
 
 /// Multiplies the tiles, 64 rows of each query tile.
@@ -222,6 +221,7 @@ fn consume<E: HalfFloat, M: Int, S: Size, P: Size, A: Size>(
         let walk = problem.walk(round, plan);
         // The first step is done: it was the last round's business.
         let inner_end = max(walk.range.inner_end, 1u32);
+        early(rings, round, 1u32, walk.range.end, plan);
         #[unroll]
         for phase in 0..2u32 {
             let (from, to) = phase_range(1u32, inner_end, walk.range.end, phase);
@@ -230,6 +230,7 @@ fn consume<E: HalfFloat, M: Int, S: Size, P: Size, A: Size>(
                 let o = outputs::<E, A, P>(rings, &acc, p, at, plan);
                 let mut s = wgmma::settled::<S>(s, 1usize, block_n);
                 rings.keys.release(at + 1u32);
+                early(rings, round, step + 1u32, walk.range.end, plan);
                 let masked = comptime!(phase == 1);
                 logits::<E, M>(&mut s, problem, &walk, step, masked, plan);
                 let rescale = softmax.advance::<Seen<E>>(&mut s, &mut scratch, plan);
@@ -240,7 +241,9 @@ fn consume<E: HalfFloat, M: Int, S: Size, P: Size, A: Size>(
                 at += 1u32;
             }
         }
-        rings.queries.release(round);
+        if comptime!(plan.owned_stages() > 1) {
+            rings.queries.release(round);
+        }
         round += 1u32;
         if problem.goes_on(round, plan) {
             rings.queries.await_full(round);
@@ -295,6 +298,15 @@ fn nothing<M: Int>(problem: &Problem<M>, #[comptime] plan: Plan) -> OnlineSoftma
         rows,
         comptime!(plan.isa),
     )
+}
+
+/// Where queries have one stage, it is free as soon as the last of their `end` products is `done`,
+/// and the next ones are waited for: they travel during the last softmax.
+#[cube]
+fn early(rings: &Rings, round: u32, done: u32, end: u32, #[comptime] plan: Plan) {
+    if comptime!(plan.owned_stages() == 1) {
+        rings.queries.release_if(round, done == end);
+    }
 }
 
 /// Starts the scores of key tile `at` for the query tile of `round`, which must be there.

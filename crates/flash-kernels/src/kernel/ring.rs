@@ -164,6 +164,11 @@ impl Ring {
         hopper::barrier_arrive(self.empty(at));
     }
 
+    /// `release`, if `last`, which is the same in all units: without a branch.
+    pub fn release_if(&self, at: u32, last: bool) {
+        hopper::barrier_arrive_if(self.empty(at), u32::cast_from(last));
+    }
+
     /// Has tile `at` copied from `place` of the tensor behind `map`, once its stage is empty. One
     /// unit of the cube calls it.
     pub fn fill(&self, at: u32, map: u64, place: Place) {

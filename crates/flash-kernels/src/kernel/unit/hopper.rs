@@ -73,6 +73,16 @@ pub fn barrier_arrive(address: u32) {
     );
 }
 
+/// `barrier_arrive`, where `is_due` is not 0.
+#[cube]
+pub fn barrier_arrive_if(address: u32, is_due: u32) {
+    gpu_asm!(
+        "{{ .reg .pred p; .reg .b32 l; .reg .b64 t; mov.u32 l, %laneid; setp.eq.u32 p, l, 0; setp.ne.and.u32 p, {d}, 0, p; @p mbarrier.arrive.shared::cta.b64 t, [{b}]; }}",
+        d = in(_) u32::cast_from(is_due),
+        b = in(_) u32::cast_from(address)
+    );
+}
+
 /// Copies a box of the tensor behind `map` to shared memory: `[batch, head, row.., col..]`. What
 /// lies past the tensor's end becomes zero. Completes on `barrier`.
 #[cube]
