@@ -23,10 +23,20 @@ pub enum Measure {
     Barriers,
     /// Matrix products of a plane: `HMMA`, `OpCooperativeMatrixMulAddKHR`.
     MatrixProducts,
+    /// Matrix products of a warpgroup, `HGMMA`.
+    WarpgroupProducts,
+    /// Those in the walk over keys.
+    WalkedProducts,
+    /// Warnings that those are waited for one by one.
+    Serializations,
+    /// Moves to the registers from which they take their addresses, `R2UR`, in the walk over keys.
+    AddressMoves,
     /// Matrix loads: `LDSM`, `OpCooperativeMatrixLoadKHR`.
     MatrixLoads,
     /// Copies from global to shared memory, `LDGSTS`.
     AsyncCopies,
+    /// Copies of boxes, `UTMALDG`.
+    BoxCopies,
     /// `MUFU`: exponentials, logarithms, reciprocals.
     Elementary,
     /// `FFMA`.
@@ -35,6 +45,8 @@ pub enum Measure {
     LocalAccesses,
     /// Those that are executed again and again.
     LoopedLocalAccesses,
+    /// Those in the walk over keys of a kernel that multiplies by warpgroups.
+    WalkedLocalAccesses,
     /// All instructions; lines of WGSL.
     Instructions,
 }
@@ -54,13 +66,19 @@ impl Measure {
             (Barriers, _) => "barriers",
             (MatrixProducts, Target::Spirv) => "CoopMulAdd",
             (MatrixProducts, _) => "HMMA",
+            (WarpgroupProducts, _) => "HGMMA",
+            (WalkedProducts, _) => "in walk",
+            (Serializations, _) => "serial",
+            (AddressMoves, _) => "R2UR",
             (MatrixLoads, Target::Spirv) => "CoopLoad",
             (MatrixLoads, _) => "LDSM",
             (AsyncCopies, _) => "LDGSTS",
+            (BoxCopies, _) => "UTMALDG",
             (Elementary, _) => "MUFU",
             (MultiplyAdds, _) => "FFMA",
             (LocalAccesses, _) => "LDL+STL",
             (LoopedLocalAccesses, _) => "looped",
+            (WalkedLocalAccesses, _) => "walked",
             (Instructions, Target::Cuda) => "SASS",
             (Instructions, Target::Spirv) => "words",
             (Instructions, Target::Wgsl) => "lines",
@@ -76,12 +94,18 @@ impl Measure {
                 StackBytes,
                 SharedBytes,
                 MatrixProducts,
+                WarpgroupProducts,
+                WalkedProducts,
+                Serializations,
+                AddressMoves,
                 MatrixLoads,
                 AsyncCopies,
+                BoxCopies,
                 Elementary,
                 MultiplyAdds,
                 LocalAccesses,
                 LoopedLocalAccesses,
+                WalkedLocalAccesses,
                 Instructions,
             ],
             Target::Wgsl => &[SharedBytes, Threads, Buffers, Barriers, Instructions],
