@@ -23,7 +23,7 @@ use super::{
         wgmma_ops::one_cube,
     },
 };
-use crate::plan::Plan;
+use crate::{Masking, plan::Plan};
 
 /// As [`forward`](super::forward::forward), for 16-bit elements.
 ///
@@ -354,10 +354,21 @@ fn logits<E: HalfFloat, M: Int>(
 ) {
     score::apply::<Seen<E>>(s, problem.scale_log2, plan);
     if masked {
-        let dropped = neg_infinity(comptime!(plan.isa));
-        let key_start = step * comptime!(plan.tile.block_n as u32);
+        hide::<E, M>(s, walk, step, plan);
+    }
+}
+
+/// Scores of the key tile `step` that its mask drops become -inf.
+#[cube]
+fn hide<E: HalfFloat, M: Int>(s: &mut SeenFrag, walk: &Walk<M>, step: u32, #[comptime] plan: Plan) {
+    let dropped = neg_infinity(comptime!(plan.isa));
+    let queries = walk.seq.start;
+    let keys = step * comptime!(plan.tile.block_n as u32);
+    if comptime!(plan.masking == Masking::None) {
         walk.mask
-            .apply::<Seen<E>>(s, walk.seq.start, key_start, dropped, plan);
+            .apply_end::<Seen<E>>(s, queries, keys, dropped, plan);
+    } else {
+        walk.mask.apply::<Seen<E>>(s, queries, keys, dropped, plan);
     }
 }
 
@@ -372,11 +383,9 @@ fn first<E: HalfFloat, M: Int>(
     #[comptime] plan: Plan,
 ) {
     let walk = problem.walk(round, plan);
-    logits::<E, M>(s, problem, &walk, 0u32, false, plan);
+    score::apply::<Seen<E>>(s, problem.scale_log2, plan);
     if walk.range.inner_end == 0u32 {
-        let dropped = neg_infinity(comptime!(plan.isa));
-        walk.mask
-            .apply::<Seen<E>>(s, walk.seq.start, 0u32, dropped, plan);
+        hide::<E, M>(s, &walk, 0u32, plan);
     }
     softmax.advance::<Seen<E>>(s, scratch, plan);
 }
