@@ -23,7 +23,7 @@ use super::{
         wgmma_ops::one_cube,
     },
 };
-use crate::{Masking, plan::Plan};
+use crate::plan::Plan;
 
 /// As [`forward`](super::forward::forward), for 16-bit elements.
 ///
@@ -364,12 +364,7 @@ fn hide<E: HalfFloat, M: Int>(s: &mut SeenFrag, walk: &Walk<M>, step: u32, #[com
     let dropped = neg_infinity(comptime!(plan.isa));
     let queries = walk.seq.start;
     let keys = step * comptime!(plan.tile.block_n as u32);
-    if comptime!(plan.masking == Masking::None) {
-        walk.mask
-            .apply_end::<Seen<E>>(s, queries, keys, dropped, plan);
-    } else {
-        walk.mask.apply::<Seen<E>>(s, queries, keys, dropped, plan);
-    }
+    walk.mask.hide::<Seen<E>>(s, queries, keys, dropped, plan);
 }
 
 /// The first step of the query tile of `round`: `s` becomes probabilities, `softmax` begins.

@@ -177,9 +177,24 @@ impl<M: Int> Mask<M> {
         }
     }
 
-    /// `Self::apply` where position alone decides: what a row sees ends somewhere, and each score
-    /// costs one comparison.
-    pub fn apply_end<U: MatrixUnit>(
+    /// `Self::apply` at the least cost: where position alone decides, a comparison for each score.
+    pub fn hide<U: MatrixUnit>(
+        &self,
+        s: &mut U::Frag,
+        query_start: u32,
+        key_start: u32,
+        dropped: f32,
+        #[comptime] plan: Plan,
+    ) {
+        if comptime!(plan.masking == Masking::Dense) {
+            self.apply::<U>(s, query_start, key_start, dropped, plan);
+        } else {
+            self.apply_end::<U>(s, query_start, key_start, dropped, plan);
+        }
+    }
+
+    /// `Self::apply` where position alone decides: what a row sees ends somewhere.
+    fn apply_end<U: MatrixUnit>(
         &self,
         s: &mut U::Frag,
         query_start: u32,
