@@ -184,7 +184,7 @@ impl Launch for Call<'_> {
         let tiles = Seq::count(shape.batch, shape.num_heads, shape.seqlen_q, tile.block_m);
         // Cubes that stay: no more than run at the same time.
         let (count, _) = grid(tiles.min(device.processors), device.max_cubes)?;
-        grid(tiles, (u32::MAX, 1))?;
+        grid(tiles + device.processors, (u32::MAX, 1))?;
         let mut views = vec![&self.output.out];
         views.extend(self.mask.map(|mask| &mask.tensor));
         let address = address_type(&device, &views)?;
