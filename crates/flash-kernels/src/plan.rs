@@ -343,6 +343,13 @@ impl Plan {
                 "PTX of sm_80 or later through CubeCL's C++ compiler (feature cuda-cpp)",
             ));
         }
+        if self.unit == UnitKind::Wgmma && !matches!(self.consumers(), 2..=4) {
+            return Err(AttentionError::new(
+                "block_m",
+                self.tile.block_m,
+                "128, 192 or 256: registers are shared out for so many",
+            ));
+        }
         if self.unit == UnitKind::Wgmma && !device.wgmma {
             return Err(AttentionError::device(
                 "matrix instructions",

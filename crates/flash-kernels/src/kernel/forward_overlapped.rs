@@ -90,7 +90,8 @@ pub fn forward_overlapped<E: HalfFloat, M: Int, S: Size, P: Size, A: Size>(
 const fn registers(plan: Plan) -> (u32, u32) {
     match plan.consumers() {
         2 => (24, 240),
-        _ => (32, 160),
+        3 => (32, 160),
+        _ => (24, 112),
     }
 }
 
