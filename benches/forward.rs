@@ -78,7 +78,7 @@ impl Bench {
         let Some(inputs) = &self.inputs else {
             return Outcome::without_time(Status::Failed, "no inputs");
         };
-        let mut subject = match Subject::new(series, case, inputs, &self.target) {
+        let mut subject = match Subject::new(series, case, inputs, &self.target, args.tile) {
             Ok(subject) => subject,
             Err(reason) => return Outcome::without_time(Status::Refused, reason),
         };
