@@ -208,6 +208,7 @@ fn generate_overlapped<E: HalfFloat>(target: Target, plan: &Plan) -> Result<Sour
         Default::default(),
         Default::default(),
         Default::default(),
+        Default::default(),
         scores,
         probabilities,
         outputs,

@@ -354,7 +354,7 @@ impl Plan {
             return Err(AttentionError::device(
                 "matrix instructions",
                 "without wgmma, or its tensors out of the copy engine's reach",
-                "wgmma of sm_90, strides of 16 bytes and no broadcast operand",
+                "wgmma of sm_90, steps of 16 bytes and rows that are apart",
             ));
         }
         Ok(())

@@ -74,7 +74,7 @@ fn store_lse<U: MatrixUnit>(
 ///
 /// `out` `[lines, dim]` in 16-bit elements, packed, `dim` a multiple of 8.
 #[cube]
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, clippy::let_unit_value)]
 pub fn store_pieces<E: HalfFloat>(
     acc: &SeenFrag,
     softmax: &OnlineSoftmax,

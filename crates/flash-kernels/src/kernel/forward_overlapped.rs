@@ -12,10 +12,11 @@ use super::{
     forward::folded_scale,
     mask::{KeyRange, Mask, phase_range},
     math::neg_infinity,
-    ring::{Place, Rings},
+    ring::Rings,
     score,
     seq::{Schedule, Seq},
     softmax::OnlineSoftmax,
+    supply::{Maps, produce},
     unit::{
         MatrixUnit, hopper,
         mma::HalfFloat,
@@ -28,7 +29,7 @@ use crate::plan::Plan;
 /// As [`forward`](super::forward::forward), for 16-bit elements.
 ///
 /// Shapes: q, k and v behind tensor maps `[batch, heads, seqlen, dim]`; `group` query heads share a
-/// key head. Cubes stay and take query tiles by [`Schedule`]; the last warpgroup copies.
+/// key head. `walked` as in [`Maps`]. Cubes stay and take query tiles by [`Schedule`]; the last warpgroup copies.
 ///
 /// `S`, `P` and `A` hold a unit's part of the scores, of the probabilities and of the output:
 /// lengths are powers of two, of which the first `block_n / 2`, `block_n / 4`, `val_pad / 2` count.
@@ -43,6 +44,7 @@ pub fn forward_overlapped<E: HalfFloat, M: Int, S: Size, P: Size, A: Size>(
     lines: u32,
     heads: u32,
     group: u32,
+    walked: u32,
     section: u32,
     seqlen_q: u32,
     seqlen_k: u32,
@@ -76,6 +78,7 @@ pub fn forward_overlapped<E: HalfFloat, M: Int, S: Size, P: Size, A: Size>(
                 k: tensor_map_address(k),
                 v: tensor_map_address(v),
                 group,
+                walked,
             };
             produce::<M>(&rings, &problem, &maps, plan);
         }
@@ -89,7 +92,7 @@ pub fn forward_overlapped<E: HalfFloat, M: Int, S: Size, P: Size, A: Size>(
 /// registers give.
 const fn registers(plan: Plan) -> (u32, u32) {
     match plan.consumers() {
-        2 => (24, 240),
+        2 => (40, 232),
         3 => (32, 160),
         _ => (24, 112),
     }
@@ -97,7 +100,7 @@ const fn registers(plan: Plan) -> (u32, u32) {
 
 /// What is asked, as far as it is not comptime.
 #[derive(CubeType)]
-struct Problem<M: Int> {
+pub struct Problem<M: Int> {
     schedule: Schedule,
     mask: ComptimeOption<OwnedTensor<M>>,
     seqlen_k: u32,
@@ -105,27 +108,20 @@ struct Problem<M: Int> {
     scale_log2: f32,
 }
 
-/// Where the tiles come from.
-#[derive(CubeType)]
-struct Maps {
-    q: u64,
-    k: u64,
-    v: u64,
-    group: u32,
-}
-
 /// A query tile and the keys that it sees.
 #[derive(CubeType)]
-struct Walk<M: Int> {
-    seq: Seq,
+pub struct Walk<M: Int> {
+    /// Its place.
+    pub seq: Seq,
     mask: Mask<M>,
-    range: KeyRange,
+    /// Its key tiles.
+    pub range: KeyRange,
 }
 
 #[cube]
 impl<M: Int> Problem<M> {
     /// The walk of this cube in `round`.
-    fn walk(&self, round: u32, #[comptime] plan: Plan) -> Walk<M> {
+    pub fn walk(&self, round: u32, #[comptime] plan: Plan) -> Walk<M> {
         let seq = self.schedule.seq(self.schedule.position(round, plan), plan);
         let mask = Mask::<M>::new(
             self.schedule.seqlen_q,
@@ -146,57 +142,14 @@ impl<M: Int> Problem<M> {
     }
 
     /// Is there a tile for this cube in `round`?
-    fn goes_on(&self, round: u32, #[comptime] plan: Plan) -> bool {
+    pub fn goes_on(&self, round: u32, #[comptime] plan: Plan) -> bool {
         self.schedule.position(round, plan) < self.schedule.len(plan)
     }
 }
 
-/// Has all tiles copied in the order in which they are multiplied: keys a step ahead of values.
-#[cube]
-fn produce<M: Int>(rings: &Rings, problem: &Problem<M>, maps: &Maps, #[comptime] plan: Plan) {
-    let block_n = comptime!(plan.tile.block_n as u32);
-    let mut round = 0u32.runtime();
-    // Key tiles so far, and where the last of them was.
-    let mut at = 0u32.runtime();
-    let mut batch = 0u32.runtime();
-    let mut head = 0u32.runtime();
-    let mut row = 0u32.runtime();
-    while problem.goes_on(round, plan) {
-        if at > 0u32 {
-            // First, since the queries' stage may be busy until the last keys are done.
-            let last = Place { batch, head, row };
-            rings.values.fill(at - 1u32, maps.v, last);
-        }
-        let walk = problem.walk(round, plan);
-        batch = walk.seq.batch as u32;
-        let line = walk.seq.head as u32;
-        head = line / maps.group;
-        row = walk.seq.start;
-        let queries = Place {
-            batch,
-            head: line,
-            row,
-        };
-        rings.queries.fill(round, maps.q, queries);
-        row = 0u32;
-        rings.keys.fill(at, maps.k, Place { batch, head, row });
-        at += 1u32;
-        for _step in 1..walk.range.end {
-            let before = Place { batch, head, row };
-            row += block_n;
-            rings.keys.fill(at, maps.k, Place { batch, head, row });
-            rings.values.fill(at - 1u32, maps.v, before);
-            at += 1u32;
-        }
-        round += 1u32;
-    }
-    let last = Place { batch, head, row };
-    rings.values.fill(at - 1u32, maps.v, last);
-}
-
 /// Multiplies the tiles, 64 rows of each query tile.
 #[cube]
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, clippy::let_unit_value)]
 fn consume<E: HalfFloat, M: Int, S: Size, P: Size, A: Size>(
     rings: &Rings,
     problem: &Problem<M>,
@@ -271,7 +224,7 @@ fn consume<E: HalfFloat, M: Int, S: Size, P: Size, A: Size>(
 
 /// Stores a query tile whose last product is done.
 #[cube]
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, clippy::let_unit_value)]
 fn finish<E: HalfFloat, M: Int>(
     acc: &SeenFrag,
     softmax: &mut OnlineSoftmax,

@@ -16,5 +16,6 @@ pub mod rows;
 pub mod score;
 pub mod seq;
 pub mod softmax;
+pub mod supply;
 pub mod tile;
 pub mod unit;

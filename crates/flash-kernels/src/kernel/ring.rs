@@ -156,7 +156,7 @@ impl Ring {
 
     /// Waits until tile `at` is there.
     pub fn await_full(&self, at: u32) {
-        hopper::barrier_wait(self.full(at), at / comptime!(self.stages) & 1u32);
+        hopper::barrier_wait(self.full(at), (at / comptime!(self.stages)) & 1u32);
     }
 
     /// Says that this plane has read tile `at` for the last time.
@@ -172,7 +172,7 @@ impl Ring {
     /// Has tile `at` copied from `place` of the tensor behind `map`, once its stage is empty. One
     /// unit of the cube calls it.
     pub fn fill(&self, at: u32, map: u64, place: Place) {
-        let turn = at / comptime!(self.stages) & 1u32;
+        let turn = (at / comptime!(self.stages)) & 1u32;
         // In the first turn the phase before the first counts as done.
         hopper::barrier_wait(self.empty(at), turn ^ 1u32);
         let full = self.full(at);

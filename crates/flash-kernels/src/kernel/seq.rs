@@ -28,12 +28,14 @@ impl Schedule {
     /// What this cube takes in `round`. Cubes that came last in a round come first in the next,
     /// since under a causal mask later is less.
     pub fn position(&self, round: u32, #[comptime] plan: Plan) -> u32 {
-        let mut cube = CUBE_POS_X + 0u32;
+        let first = round * CUBE_COUNT_X;
         if comptime!(plan.causality == Causality::Causal) {
             // Arithmetic rather than a branch: see the type.
-            cube += (round & 1u32) * (CUBE_COUNT_X - 1u32 - 2u32 * cube);
+            let back = CUBE_COUNT_X - 1u32 - 2u32 * CUBE_POS_X;
+            first + CUBE_POS_X + (round & 1u32) * back
+        } else {
+            first + CUBE_POS_X
         }
-        round * CUBE_COUNT_X + cube
     }
 
     /// How many query tiles there are.

@@ -130,6 +130,14 @@ fn section(problem: &AttentionProblem) -> usize {
     lines.div_ceil((lines / cached.max(SECTION_HEADS)).max(1))
 }
 
+/// Bit `2·i` where tensor `i` has batch entries of its own, bit `2·i + 1` where it has heads.
+fn walked(inputs: &[&TensorView]) -> u32 {
+    inputs.iter().rev().fold(0, |bits, view| {
+        let (batch, heads) = (view.is_walked(0), view.is_walked(1));
+        bits << 2 | u32::from(heads) << 1 | u32::from(batch)
+    })
+}
+
 /// Everything a launch needs but the types.
 struct Call<'a> {
     client: &'a Client,
@@ -212,6 +220,7 @@ impl Launch for Call<'_> {
                 (shape.batch * shape.num_heads) as u32,
                 shape.num_heads as u32,
                 shape.group() as u32,
+                walked(&self.inputs),
                 section(self.problem) as u32,
                 shape.seqlen_q as u32,
                 shape.seqlen_k as u32,

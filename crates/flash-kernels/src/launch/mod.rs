@@ -80,38 +80,36 @@ impl TensorView {
             .unwrap_or(1)
     }
 
-    /// Can the copy engine of sm_90 walk it in boxes? It steps by multiples of 16 bytes, and never by
-    /// none.
+    /// Can the copy engine of sm_90 walk it in boxes? It steps by multiples of 16 bytes, and its rows
+    /// must be apart.
     pub(crate) fn has_boxes(&self, bytes: usize) -> bool {
-        let outer = self.shape.iter().zip(&self.strides).take(3);
-        let mut steps = outer.filter(|(n, _)| **n > 1).map(|(_, stride)| *stride);
-        let in_reach = |stride: usize| stride > 0 && stride * bytes < 1 << 40;
         !self.is_empty()
             && self.alignment(bytes) * bytes >= 16
-            && steps.all(in_reach)
+            && (self.strides[2] > 0 || self.shape[2] == 1)
+            && self.strides.iter().all(|stride| stride * bytes < 1 << 40)
             && self.shape.iter().all(|n| u32::try_from(*n).is_ok())
     }
 
-    /// The view as the copy engine walks it: `rows` rows of 64 columns at a time.
+    /// Is it stepped along in dimension `d`, rather than broadcast?
+    pub(crate) fn is_walked(&self, d: usize) -> bool {
+        self.shape[d] > 1 && self.strides[d] > 0
+    }
+
+    /// The view as the copy engine walks it: `rows` rows of 64 columns at a time. A dimension that is
+    /// not walked has one element.
     pub(crate) fn boxes(&self, rows: usize, element: ElemType) -> TensorMapArg<Tiled> {
-        let [_, heads, seqlen, dim] = self.shape;
-        // A dimension of one element is never stepped along; its stride may be anything.
-        let packed = dim.next_multiple_of(BOX_COLS);
-        let packed = [heads * seqlen * packed, seqlen * packed, packed, 1];
-        let mut strides = self.strides;
-        for d in 0..4 {
-            if self.shape[d] <= 1 {
-                strides[d] = packed[d];
+        let mut walked = self.clone();
+        for d in 0..3 {
+            if !self.is_walked(d) {
+                walked.shape[d] = 1;
+                // Never stepped along, but the engine wants a multiple of 16 bytes, and not 0.
+                walked.strides[d] = BOX_COLS;
             }
         }
-        let strides = Self {
-            strides,
-            ..self.clone()
-        };
         let args = TiledArgs {
             tile_size: [1, 1, rows, BOX_COLS].into(),
         };
-        TensorMapArg::new(args, strides.arg(), element)
+        TensorMapArg::new(args, walked.arg(), element)
             .with_swizzle(TensorMapSwizzle::B128)
             .with_prefetch(TensorMapPrefetch::B256)
     }
