@@ -160,7 +160,7 @@ fn asks_of_wgmma() -> Vec<Ask> {
         ..ask
     }));
     let masking = Masking::Dense;
-    let masked = both(FloatKind::F16, &[128, 256]).into_iter();
+    let masked = both(FloatKind::F16, &[128, 192, 256]).into_iter();
     asks.extend(masked.map(|ask| Ask { masking, ..ask }));
     let scale = -0.125;
     let full = Ask::new(FloatKind::Bf16, 128);

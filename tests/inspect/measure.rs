@@ -45,8 +45,6 @@ pub enum Measure {
     LocalAccesses,
     /// Those that are executed again and again.
     LoopedLocalAccesses,
-    /// Those in the walk over keys of a kernel that multiplies by warpgroups.
-    WalkedLocalAccesses,
     /// All instructions; lines of WGSL.
     Instructions,
 }
@@ -78,7 +76,6 @@ impl Measure {
             (MultiplyAdds, _) => "FFMA",
             (LocalAccesses, _) => "LDL+STL",
             (LoopedLocalAccesses, _) => "looped",
-            (WalkedLocalAccesses, _) => "walked",
             (Instructions, Target::Cuda) => "SASS",
             (Instructions, Target::Spirv) => "words",
             (Instructions, Target::Wgsl) => "lines",
@@ -105,7 +102,6 @@ impl Measure {
                 MultiplyAdds,
                 LocalAccesses,
                 LoopedLocalAccesses,
-                WalkedLocalAccesses,
                 Instructions,
             ],
             Target::Wgsl => &[SharedBytes, Threads, Buffers, Barriers, Instructions],

@@ -143,10 +143,6 @@ fn of_cuda(case: &Case, source: &Source, tools: &Toolchain) -> Result<Measures, 
             Measure::LoopedLocalAccesses,
             machine.count_in_loops(&["LDL", "STL"]),
         ),
-        (
-            Measure::WalkedLocalAccesses,
-            machine.count_in_walk(&["LDL", "STL"]),
-        ),
         (Measure::Instructions, machine.instructions()),
     ]))
 }
