@@ -56,25 +56,37 @@ pub fn produce<M: Int>(rings: &Rings, problem: &Problem<M>, maps: &Maps, #[compt
         batch = walk.seq.batch as u32;
         let line = walk.seq.head as u32;
         head = line / maps.group;
-        row = walk.seq.start;
         let queries = Place {
             batch,
             head: line,
-            row,
+            row: walk.seq.start,
         };
         rings.queries.fill(round, maps.q, maps.of(queries, 0u32));
-        row = 0u32;
-        let keys = Place { batch, head, row };
+        let keys = Place {
+            batch,
+            head,
+            row: 0u32.runtime(),
+        };
         rings.keys.fill(at, maps.k, maps.of(keys, 1u32));
         at += 1u32;
-        for _step in 1..walk.range.end {
-            let before = Place { batch, head, row };
-            row += block_n;
-            let keys = Place { batch, head, row };
+        for step in 1..walk.range.end {
+            // Rows of their own: a mutable variable in a structure is not copied, the place of the
+            // values would move on with that of the keys.
+            let keys = Place {
+                batch,
+                head,
+                row: step * block_n,
+            };
+            let values = Place {
+                batch,
+                head,
+                row: (step - 1u32) * block_n,
+            };
             rings.keys.fill(at, maps.k, maps.of(keys, 1u32));
-            rings.values.fill(at - 1u32, maps.v, maps.of(before, 2u32));
+            rings.values.fill(at - 1u32, maps.v, maps.of(values, 2u32));
             at += 1u32;
         }
+        row = (walk.range.end - 1u32) * block_n;
         round += 1u32;
     }
     let last = Place { batch, head, row };
