@@ -12,6 +12,8 @@ const OPTIONS: &str = "\
   --dims LIST       head dimensions              (default 64,128)
   --seqlens LIST    sequence lengths             (default 1024,4096,16384)
   --causal WHICH    both, no or yes              (default both)
+  --tile QxK        ours with tiles of Q queries and K keys instead of the table's, on sm_90:
+                    128, 192 or 256 queries, a multiple of 16 keys up to 256
   --small           tiny shapes for a CPU device (dtype f32, dims 64, seqlens 64,256)
   --limit SECONDS   for one series on one case, its compilation and autotuning included
                     (default 240); past it the case is 'not finished'
@@ -82,6 +84,8 @@ pub struct Args {
     pub causalities: Vec<Causality>,
     /// What is timed.
     pub series: Vec<Series>,
+    /// Queries and keys of a tile of ours, instead of the table's.
+    pub tile: Option<[usize; 2]>,
     /// Papers' or tiny shapes.
     pub size: Size,
     /// Longest time for one series on one case.
@@ -122,6 +126,7 @@ impl Args {
             },
             causalities: vec![Causality::Full, Causality::Causal],
             series: pass.series()[..3].to_vec(),
+            tile: None,
             size,
             limit: Duration::from_secs(240),
             budget: None,
@@ -181,6 +186,7 @@ impl Args {
             "--dims" => self.dims = list(option, value, positive)?,
             "--seqlens" => self.seqlens = list(option, value, positive)?,
             "--only" => self.series = list(option, value, series)?,
+            "--tile" => self.tile = Some(one(option, value, tile)?),
             "--causal" => {
                 self.causalities = match value {
                     "both" => vec![Causality::Full, Causality::Causal],
@@ -226,6 +232,14 @@ impl Args {
         }
         cases
     }
+}
+
+/// `128x64`, as far as a warpgroup kernel can be made of it.
+fn tile(text: &str) -> Option<[usize; 2]> {
+    let (queries, keys) = text.split_once('x')?;
+    let (queries, keys) = (positive(queries)?, positive(keys)?);
+    let taken = [128, 192, 256].contains(&queries) && keys % 16 == 0 && keys <= 256;
+    taken.then_some([queries, keys])
 }
 
 /// A number from 1 on.
@@ -324,6 +338,8 @@ mod tests {
             "--dtype f8",
             "--causal maybe",
             "--ceiling -1",
+            "--tile 100x64",
+            "--tile 64",
         ] {
             let message = parse(line).unwrap_err();
             let option = line.split_whitespace().next().unwrap();

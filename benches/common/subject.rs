@@ -5,7 +5,10 @@ use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_flash_attention::{FlashOptions, attention_report, try_attention};
 use cubecl::client::Client;
-use flash_kernels::{AttentionProblem, AttentionShape, FloatKind, Masking, TensorView};
+use flash_kernels::{
+    AttentionProblem, AttentionShape, FloatKind, Masking, Plan, TensorView, UnitKind,
+    launch::forward_with,
+};
 
 use super::device::Target;
 use super::grid::{Case, Causality, Dtype, Series};
@@ -35,19 +38,20 @@ impl Subject {
         case: &Case,
         inputs: &Inputs,
         target: &Target,
+        tile: Option<[usize; 2]>,
     ) -> Result<Self, String> {
         match series {
             Series::Op | Series::Burn => {
                 Op::new(series, case, inputs, target).map(|it| Self::Op(Box::new(it)))
             }
-            _ => Kernel::new(case, inputs, target).map(|it| Self::Kernel(Box::new(it))),
+            _ => Kernel::new(case, inputs, target, tile).map(|it| Self::Kernel(Box::new(it))),
         }
     }
 
     /// What our kernel or op will run; `None` for Burn's own op.
     pub fn path(&self) -> Option<String> {
         match self {
-            Self::Kernel(kernel) => Some(kernel.plan.clone()),
+            Self::Kernel(kernel) => Some(format!("{:?}", kernel.plan)),
             Self::Op(op) => op.report.clone(),
         }
     }
@@ -112,23 +116,36 @@ impl Timed for Subject {
     }
 }
 
-/// `flash_kernels::forward` on packed buffers.
+/// `flash_kernels::forward` on packed buffers, or `forward_with` where a tile is asked for.
 pub struct Kernel {
     client: Client,
     problem: AttentionProblem,
     q: TensorView,
     k: TensorView,
     v: TensorView,
-    plan: String,
+    plan: Plan,
+    is_chosen: bool,
     last: Option<TensorView>,
 }
 
 impl Kernel {
-    fn new(case: &Case, inputs: &Inputs, target: &Target) -> Result<Self, String> {
+    fn new(
+        case: &Case,
+        inputs: &Inputs,
+        target: &Target,
+        tile: Option<[usize; 2]>,
+    ) -> Result<Self, String> {
         let client = target.client.clone();
         let problem = problem(case)?;
         let plan = flash_kernels::plan_forward(&client, &problem);
-        let plan = format!("{:?}", plan.map_err(|error| error.to_string())?);
+        let mut plan = plan.map_err(|error| error.to_string())?;
+        if let Some([queries, keys]) = tile {
+            if plan.unit != UnitKind::Wgmma {
+                return Err(format!("--tile is for Wgmma, not {:?}", plan.unit));
+            }
+            (plan.tile.block_m, plan.tile.block_n) = (queries, keys);
+            plan.threads = 128 * (plan.consumers() + 1);
+        }
         let upload = |values| upload_view(&client, case, values, Sign::Plus);
         Ok(Self {
             q: upload(&inputs.q),
@@ -137,13 +154,19 @@ impl Kernel {
             client,
             problem,
             plan,
+            is_chosen: tile.is_some(),
             last: None,
         })
     }
 
     fn launch(&mut self) -> Result<(), String> {
         let (q, k, v) = (&self.q, &self.k, &self.v);
-        let output = flash_kernels::forward(&self.client, &self.problem, q, k, v, None);
+        let (client, problem) = (&self.client, &self.problem);
+        let output = if self.is_chosen {
+            forward_with(client, problem, &self.plan, q, k, v, None)
+        } else {
+            flash_kernels::forward(client, problem, q, k, v, None)
+        };
         self.last = Some(output.map_err(|error| error.to_string())?.out);
         Ok(())
     }

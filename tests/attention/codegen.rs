@@ -276,7 +276,11 @@ fn cuda_of_every_mma_plan_has_its_instructions(
         ..Ask::new(dtype.0, head_dim)
     };
     // The two differ where shared memory is scarce.
-    let plans = [HOPPER, AMPERE].map(|device| ask.plan(&device).expect("a plan"));
+    let without = DeviceClass {
+        wgmma: false,
+        ..HOPPER
+    };
+    let plans = [without, AMPERE].map(|device| ask.plan(&device).expect("a plan"));
     for plan in HashSet::from(plans) {
         assert_eq!(plan.unit, UnitKind::Mma);
         let text = generate(Target::Cuda, &ask, &plan).text;
@@ -296,6 +300,57 @@ fn cuda_of_every_mma_plan_has_its_instructions(
         assert_eq!(copies, head_dim.is_multiple_of(8), "{plan:?}");
         check_exponentials(&text);
     }
+}
+
+#[rstest]
+fn cuda_of_every_wgmma_plan_has_its_instructions(
+    #[values((F16, "f16"), (Bf16, "bf16"))] dtype: (FloatKind, &str),
+    #[values(40, 64, 128, 192, 256)] head_dim: usize,
+    #[values((Full, Masking::None), (Causal, Masking::Dense))] mask: (Causality, Masking),
+    #[values(1024, 16_384)] seqlen: usize,
+) {
+    let ask = Ask {
+        causality: mask.0,
+        masking: mask.1,
+        seqlen,
+        ..Ask::new(dtype.0, head_dim)
+    };
+    let plan = ask.plan(&HOPPER).expect("a plan");
+    assert_eq!((plan.unit, plan.copy), (UnitKind::Wgmma, CopyKind::Boxes));
+    let text = generate(Target::Cuda, &ask, &plan).text;
+    let tile = plan.tile;
+    let instructions = [
+        format!(
+            "wgmma.mma_async.sync.aligned.m64n{}k16.f32.{1}.{1} ",
+            tile.block_n, dtype.1
+        ),
+        format!(
+            "wgmma.mma_async.sync.aligned.m64n{}k16.f32.{1}.{1} ",
+            tile.val_pad, dtype.1
+        ),
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile".to_owned(),
+        "setmaxnreg.inc.sync.aligned.u32".to_owned(),
+        "attribute__((launch_bounds(n, 1)))".to_owned(),
+    ];
+    for instruction in instructions {
+        assert!(text.contains(&instruction), "no {instruction} in {plan:?}");
+    }
+    check_exponentials(&text);
+}
+
+/// Rows of an odd number of elements, tensors without a key, f32 and other devices.
+#[test]
+fn what_warpgroups_cannot_take_goes_to_other_units() {
+    let unit = |ask: Ask, device: &DeviceClass| ask.plan(device).expect("a plan").unit;
+    assert_eq!(unit(Ask::new(F16, 64), &HOPPER), UnitKind::Wgmma);
+    assert_eq!(unit(Ask::new(F16, 59), &HOPPER), UnitKind::Mma);
+    assert_eq!(unit(Ask::new(F16, 64), &AMPERE), UnitKind::Mma);
+    assert_eq!(unit(Ask::new(F32, 64), &HOPPER), UnitKind::Scalar);
+    let empty = Ask {
+        seqlen: 0,
+        ..Ask::new(F16, 64)
+    };
+    assert_eq!(unit(empty, &HOPPER), UnitKind::Mma);
 }
 
 #[rstest]

@@ -1,6 +1,7 @@
 //! Which path ran can be asked, before and after, and the answer is the truth as far as the
 //! runtime allows to know it.
 
+use burn::backend::DispatchDevice;
 use burn_flash_attention::{AttentionPath, AttentionReport, UnitKind, attention_report};
 use flash_kernels::{
     AttentionProblem, AttentionShape, DeviceClass, FloatKind, Masking, plan_forward,
@@ -65,8 +66,16 @@ fn there_is_a_kernel_for_what_a_kernel_can(
     assert_eq!(kernel, runtime::has_kernels(), "{report:?}");
 }
 
-/// Half precision goes to the matrix units of the runtime: mma.sync on CUDA, cooperative matrices
-/// on Vulkan. WGSL has none. f32 must not go to a unit of less precision.
+/// Does the device multiply by warpgroups?
+fn has_wgmma() -> bool {
+    match runtime::device().as_dispatch() {
+        DispatchDevice::Cube(device) => DeviceClass::of(&device.client()).wgmma,
+        _ => false,
+    }
+}
+
+/// Half precision goes to the matrix units of the runtime: wgmma or mma.sync on CUDA, cooperative
+/// matrices on Vulkan. WGSL has none. f32 must not go to a unit of less precision.
 #[rstest]
 fn the_unit_is_the_best_of_the_runtime(
     #[values(64, 128)] head_dim: usize,
@@ -83,6 +92,7 @@ fn the_unit_is_the_best_of_the_runtime(
             assert_eq!(report.path, AttentionPath::Composed);
             return;
         }
+        (Runtime::Cuda, F16) if has_wgmma() => UnitKind::Wgmma,
         (Runtime::Cuda, F16) => UnitKind::Mma,
         (Runtime::Vulkan, F16) => UnitKind::Cmma,
         _ => UnitKind::Scalar,

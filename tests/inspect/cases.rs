@@ -88,6 +88,10 @@ pub fn all() -> Vec<Case> {
     let mut cases = Vec::new();
     for machine in CUDA_MACHINES {
         cases.extend(asks_of_cuda().into_iter().map(|ask| Case { machine, ask }));
+        if machine.class.wgmma {
+            let asks = asks_of_wgmma().into_iter();
+            cases.extend(asks.map(|ask| Case { machine, ask }));
+        }
     }
     for ask in asks_of_vulkan() {
         let machine = VULKAN_MACHINE;
@@ -143,6 +147,30 @@ fn asks_of_cuda() -> Vec<Ask> {
     asks.extend(gradients(FloatKind::F16, &[64, 128]));
     asks.extend(both(FloatKind::Bf16, &[64, 128, 256]));
     asks.extend(both(FloatKind::F32, &[64, 128]));
+    asks
+}
+
+/// What only rows for warpgroups tell apart: head sizes of each row and between them, long sequences,
+/// masks where registers are scarcest, and a scale that is not folded into the exponent.
+fn asks_of_wgmma() -> Vec<Ask> {
+    let mut asks = both(FloatKind::F16, &[40, 80, 96, 192]);
+    let long = both(FloatKind::F16, &[64, 128]).into_iter();
+    asks.extend(long.map(|ask| Ask {
+        seqlen: 16_384,
+        ..ask
+    }));
+    let masking = Masking::Dense;
+    let masked = both(FloatKind::F16, &[128, 192, 256]).into_iter();
+    asks.extend(masked.map(|ask| Ask { masking, ..ask }));
+    let scale = -0.125;
+    let full = Ask::new(FloatKind::Bf16, 128);
+    asks.extend([
+        Ask { scale, ..full },
+        Ask {
+            val_dim: 64,
+            ..full
+        },
+    ]);
     asks
 }
 

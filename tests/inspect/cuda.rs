@@ -82,6 +82,7 @@ fn element_bytes(text: &str, name: &str) -> Option<usize> {
     match name {
         "float" | "uint32_t" | "int32_t" => return Some(4),
         "__half" | "__nv_bfloat16" => return Some(2),
+        "uint64_t" => return Some(8),
         _ => {}
     }
     let declared = format!(") {name} {{");

@@ -77,6 +77,12 @@ pub const EXPECTATIONS: &[Expectation] = &[
         AtMost(|_| 0),
     ),
     row(
+        "warpgroups spill nothing",
+        Measure::SpillBytes,
+        is_wgmma,
+        AtMost(|_| 0),
+    ),
+    row(
         "masks and narrow loads spill little",
         Measure::SpillBytes,
         is_edge,
@@ -89,6 +95,30 @@ pub const EXPECTATIONS: &[Expectation] = &[
         Exactly(products),
     ),
     row(
+        "warpgroups multiply",
+        Measure::WarpgroupProducts,
+        is_wgmma,
+        Exactly(warpgroup_products),
+    ),
+    row(
+        "warpgroups multiply in the walk over keys",
+        Measure::WalkedProducts,
+        is_wgmma,
+        Exactly(|plan| steps(plan) * warpgroup_step(plan)),
+    ),
+    row(
+        "warpgroup products run by themselves",
+        Measure::Serializations,
+        is_wgmma,
+        AtMost(|_| 0),
+    ),
+    row(
+        "addresses of products are computed where they are needed",
+        Measure::AddressMoves,
+        is_wgmma,
+        AtMost(|_| 4),
+    ),
+    row(
         "operands come by ldmatrix",
         Measure::MatrixLoads,
         is_mma,
@@ -99,6 +129,12 @@ pub const EXPECTATIONS: &[Expectation] = &[
         Measure::AsyncCopies,
         is_async,
         AtLeast(|_| 1),
+    ),
+    row(
+        "tiles come by boxes",
+        Measure::BoxCopies,
+        is_wgmma,
+        AtLeast(|_| 3),
     ),
     row(
         "tiles come through registers",
@@ -192,11 +228,15 @@ fn parked(plan: &Plan) -> usize {
 }
 
 fn is_edge(target: Target, plan: &Plan) -> bool {
-    target == Target::Cuda && !is_main(target, plan)
+    target == Target::Cuda && !is_main(target, plan) && !is_wgmma(target, plan)
 }
 
 fn is_mma(_: Target, plan: &Plan) -> bool {
     plan.unit == UnitKind::Mma
+}
+
+fn is_wgmma(_: Target, plan: &Plan) -> bool {
+    plan.unit == UnitKind::Wgmma
 }
 
 fn is_cuda_scalar(target: Target, plan: &Plan) -> bool {
@@ -234,6 +274,17 @@ fn steps(plan: &Plan) -> usize {
         Masking::None => 2,
         Masking::Dense => 1,
     }
+}
+
+/// `wgmma` of a warpgroup: the scores of the first query tile, then scores and outputs of each copy of
+/// a step and of the step from one query tile to the next, then the last outputs.
+fn warpgroup_products(plan: &Plan) -> usize {
+    (steps(plan) + 2) * warpgroup_step(plan)
+}
+
+/// `wgmma` of a step: scores of one key tile and outputs of another.
+fn warpgroup_step(plan: &Plan) -> usize {
+    plan.tile.head_pad / 16 + plan.tile.block_n / 16
 }
 
 /// `mma.sync` of a plane: the products of a step, in each of its copies.

@@ -23,10 +23,20 @@ pub enum Measure {
     Barriers,
     /// Matrix products of a plane: `HMMA`, `OpCooperativeMatrixMulAddKHR`.
     MatrixProducts,
+    /// Matrix products of a warpgroup, `HGMMA`.
+    WarpgroupProducts,
+    /// Those in the walk over keys.
+    WalkedProducts,
+    /// Warnings that those are waited for one by one.
+    Serializations,
+    /// Moves to the registers from which they take their addresses, `R2UR`, in the walk over keys.
+    AddressMoves,
     /// Matrix loads: `LDSM`, `OpCooperativeMatrixLoadKHR`.
     MatrixLoads,
     /// Copies from global to shared memory, `LDGSTS`.
     AsyncCopies,
+    /// Copies of boxes, `UTMALDG`.
+    BoxCopies,
     /// `MUFU`: exponentials, logarithms, reciprocals.
     Elementary,
     /// `FFMA`.
@@ -54,9 +64,14 @@ impl Measure {
             (Barriers, _) => "barriers",
             (MatrixProducts, Target::Spirv) => "CoopMulAdd",
             (MatrixProducts, _) => "HMMA",
+            (WarpgroupProducts, _) => "HGMMA",
+            (WalkedProducts, _) => "in walk",
+            (Serializations, _) => "serial",
+            (AddressMoves, _) => "R2UR",
             (MatrixLoads, Target::Spirv) => "CoopLoad",
             (MatrixLoads, _) => "LDSM",
             (AsyncCopies, _) => "LDGSTS",
+            (BoxCopies, _) => "UTMALDG",
             (Elementary, _) => "MUFU",
             (MultiplyAdds, _) => "FFMA",
             (LocalAccesses, _) => "LDL+STL",
@@ -76,8 +91,13 @@ impl Measure {
                 StackBytes,
                 SharedBytes,
                 MatrixProducts,
+                WarpgroupProducts,
+                WalkedProducts,
+                Serializations,
+                AddressMoves,
                 MatrixLoads,
                 AsyncCopies,
+                BoxCopies,
                 Elementary,
                 MultiplyAdds,
                 LocalAccesses,

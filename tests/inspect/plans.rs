@@ -18,12 +18,16 @@ pub const HOPPER: DeviceClass = DeviceClass {
     bf16: true,
     cmma_f16: true,
     cmma_bf16: true,
+    wgmma: true,
+    processors: 132,
     wide_addresses: true,
 };
 
 /// An A100: less shared memory.
 pub const AMPERE: DeviceClass = DeviceClass {
     shared_bytes: 163 * 1024,
+    wgmma: false,
+    processors: 108,
     ..HOPPER
 };
 
@@ -33,6 +37,8 @@ pub const VULKAN: DeviceClass = DeviceClass {
     shared_bytes: 48 * 1024,
     max_cubes: (65_535, 65_535),
     max_vector: 4,
+    wgmma: false,
+    processors: 1,
     ..HOPPER
 };
 
@@ -70,6 +76,8 @@ pub struct Ask {
     pub head_dim: usize,
     /// Features of v.
     pub val_dim: usize,
+    /// Queries and keys.
+    pub seqlen: usize,
     /// Positional mask.
     pub causality: Causality,
     /// Bool mask.
@@ -86,6 +94,7 @@ impl Ask {
             dtype,
             head_dim,
             val_dim: head_dim,
+            seqlen: 1024,
             causality: Causality::Full,
             masking: Masking::None,
             scale: 0.125,
@@ -98,9 +107,9 @@ impl Ask {
     ///
     /// That of [`select`].
     pub fn plan(&self, device: &DeviceClass) -> Result<Plan, AttentionError> {
-        let qk = [2, 4, 1024, self.head_dim];
+        let qk = [2, 4, self.seqlen, self.head_dim];
         let problem = AttentionProblem {
-            shape: AttentionShape::new(qk, qk, [2, 4, 1024, self.val_dim])?,
+            shape: AttentionShape::new(qk, qk, [2, 4, self.seqlen, self.val_dim])?,
             dtype: self.dtype,
             causality: self.causality,
             masking: self.masking,
@@ -122,6 +131,9 @@ impl Ask {
             true => format!("d{}", self.head_dim),
             false => format!("d{}/{}", self.head_dim, self.val_dim),
         });
+        if self.seqlen != 1024 {
+            words.push(format!("n{}", self.seqlen));
+        }
         match self.pass {
             Pass::Forward => {}
             Pass::Dq => words.push("dq".to_owned()),

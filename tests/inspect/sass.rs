@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     fs,
+    ops::RangeInclusive,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -16,6 +17,8 @@ pub struct Machine {
     pub stack_bytes: usize,
     /// Bytes of spill stores and loads in the code.
     pub spill_bytes: usize,
+    /// Warnings that products which should run by themselves are waited for one by one.
+    pub serializations: usize,
     code: Vec<Instruction>,
 }
 
@@ -26,6 +29,8 @@ struct Instruction {
     name: String,
     /// It is between a label and a branch back to that label.
     in_loop: bool,
+    /// It is in the walk: an innermost loop among those that multiply by warpgroups.
+    in_walk: bool,
 }
 
 impl Machine {
@@ -41,11 +46,20 @@ impl Machine {
         looped.filter(|x| names.contains(&&*x.name)).count()
     }
 
+    /// Instructions of these names in the walk.
+    pub fn count_in_walk(&self, names: &[&str]) -> usize {
+        let walked = self.code.iter().filter(|x| x.in_walk);
+        walked.filter(|x| names.contains(&&*x.name)).count()
+    }
+
     /// All instructions, the padding at the end left out.
     pub fn instructions(&self) -> usize {
         self.code.len() - self.count(&["NOP"])
     }
 }
+
+/// What ptxas says of a kernel whose warpgroup products it could not leave to themselves.
+const SERIALIZED: &str = "wgmma.mma_async instructions are serialized";
 
 /// The assembler and disassembler of a CUDA tree.
 pub struct Assembler {
@@ -77,6 +91,7 @@ impl Assembler {
         let mut machine =
             resources(&said).ok_or_else(|| format!("no registers in what ptxas says: {said}"))?;
         machine.code = instructions(&listing);
+        machine.serializations = said.matches(SERIALIZED).count();
         match machine.instructions() {
             0 => Err("nvdisasm shows no instruction".to_owned()),
             _ => Ok(machine),
@@ -146,16 +161,45 @@ fn instructions(listing: &str) -> Vec<Instruction> {
         code.push(Instruction {
             name,
             in_loop: false,
+            in_walk: false,
         });
     }
-    for (end, label) in branches {
-        let start = labels.get(label).copied().unwrap_or(end);
-        // A branch forward leaves an empty range.
-        for instruction in code.get_mut(start..=end).into_iter().flatten() {
+    let ranges = branches.iter().map(|(end, label)| {
+        let start = labels.get(label).copied().unwrap_or(*end);
+        start..=*end
+    });
+    // A branch forward leaves an empty range.
+    let loops: Vec<_> = ranges.filter(|range| !range.is_empty()).collect();
+    let walks = walks(&code, &loops);
+    for range in loops {
+        for instruction in &mut code[range] {
             instruction.in_loop = true;
         }
     }
+    for range in walks {
+        for instruction in &mut code[range] {
+            instruction.in_walk = true;
+        }
+    }
     code
+}
+
+/// The innermost of the loops that multiply by warpgroups. A range with an exit in it is no loop but
+/// the way back from code that lies behind the kernel's end.
+fn walks(code: &[Instruction], loops: &[RangeInclusive<usize>]) -> Vec<RangeInclusive<usize>> {
+    let has = |range: &RangeInclusive<usize>, name| {
+        let mut names = code[range.clone()].iter().map(|x| &x.name);
+        names.any(|x| x == name)
+    };
+    let multiplies = |range: &&RangeInclusive<usize>| has(range, "HGMMA") && !has(range, "EXIT");
+    let all: Vec<_> = loops.iter().filter(multiplies).collect();
+    let inside = |inner: &RangeInclusive<usize>, outer: &RangeInclusive<usize>| {
+        inner != outer && outer.contains(inner.start()) && outer.contains(inner.end())
+    };
+    let innermost = all
+        .iter()
+        .filter(|outer| !all.iter().any(|inner| inside(inner, outer)));
+    innermost.map(|range| (*range).clone()).collect()
 }
 
 #[cfg(test)]
@@ -210,5 +254,32 @@ mod tests {
         };
         assert_eq!(machine.count(&["LDL", "STL"]), 3);
         assert_eq!(machine.count_in_loops(&["LDL", "STL"]), 1);
+    }
+
+    #[test]
+    fn the_walk_is_the_innermost_loop_that_multiplies() {
+        let listing = "\
+            .L_x_0:\n\
+            /*0000*/ R2UR UR4, R2 ;\n\
+            .L_x_1:\n\
+            /*0010*/ R2UR UR5, R2 ;\n\
+            /*0020*/ HGMMA.64x64x16.F32 R24, gdesc[UR4], R24 ;\n\
+            .L_x_2:\n\
+            /*0030*/ R2UR UR6, R2 ;\n\
+            /*0040*/ @P0 BRA `(.L_x_2) ;\n\
+            /*0050*/ @P1 BRA `(.L_x_1) ;\n\
+            .L_x_3:\n\
+            /*0060*/ HGMMA.64x64x16.F32 R24, gdesc[UR4], R24 ;\n\
+            /*0070*/ @P2 BRA `(.L_x_0) ;\n\
+            /*0080*/ R2UR UR7, R2 ;\n\
+            /*0090*/ EXIT ;\n\
+            /*00a0*/ @P0 BRA `(.L_x_3) ;\n";
+        let machine = Machine {
+            code: instructions(listing),
+            ..Machine::default()
+        };
+        assert_eq!(machine.count(&["R2UR"]), 4);
+        assert_eq!(machine.count_in_walk(&["R2UR"]), 2);
+        assert_eq!(machine.count_in_walk(&["HGMMA"]), 1);
     }
 }

@@ -47,6 +47,7 @@ fn of_plan(plan: &Plan) -> [String; 3] {
         CopyKind::Async => "async",
         CopyKind::Vector => "vector",
         CopyKind::Ahead => "ahead",
+        CopyKind::Boxes => "boxes",
     };
     [
         format!("{:?}", plan.unit),

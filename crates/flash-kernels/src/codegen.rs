@@ -28,7 +28,7 @@ use crate::{
     FloatKind, Isa, Masking, Pass, Plan, UnitKind,
     kernel::{
         backward::{delta, dkv, dq},
-        forward,
+        forward, forward_overlapped,
         unit::{Cmma, HalfFloat, MatrixUnit, Mma, Scalar},
     },
 };
@@ -67,6 +67,8 @@ pub fn kernel(target: Target, plan: &Plan, dtype: FloatKind) -> Result<Source, S
         (UnitKind::Cmma, FloatKind::Bf16) => cmma::<bf16>(target, plan),
         (UnitKind::Mma, FloatKind::F16) => generate::<Mma<f16>, f16, f16>(target, plan),
         (UnitKind::Mma, FloatKind::Bf16) => generate::<Mma<bf16>, bf16, bf16>(target, plan),
+        (UnitKind::Wgmma, FloatKind::F16) => generate_overlapped::<f16>(target, plan),
+        (UnitKind::Wgmma, FloatKind::Bf16) => generate_overlapped::<bf16>(target, plan),
         (unit, FloatKind::F32) => Err(format!("{unit:?} does not multiply f32")),
     }
 }
@@ -192,6 +194,39 @@ fn generate<U: MatrixUnit, L: Numeric, E: Float>(
         .define(),
     };
     compile(target, kernel)
+}
+
+fn generate_overlapped<E: HalfFloat>(target: Target, plan: &Plan) -> Result<Source, String> {
+    if plan.pass != Pass::Forward {
+        return Err(format!("{:?} has no {:?}", plan.unit, plan.pass));
+    }
+    let [scores, probabilities, outputs] = plan.held();
+    let kernel = forward_overlapped::forward_overlapped::ForwardOverlapped::<E>::new(
+        settings(plan.threads),
+        properties(target),
+        Arc::new(TargetProperties::default()),
+        (),
+        (),
+        (),
+        mask(plan),
+        buffer(),
+        buffer(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        scores,
+        probabilities,
+        outputs,
+        *plan,
+        ElemType::UInt(UIntKind::U32),
+    );
+    compile(target, kernel.define())
 }
 
 fn mask<M: CubePrimitive>(plan: &Plan) -> ComptimeOptionCompilationArg<OwnedTensor<M>> {

@@ -4,6 +4,9 @@
 //! ([`TensorView`]), chooses a [`Plan`] for the device from one table ([`select`]) and launches.
 //! Everything under [`kernel`] runs on the device, everything beside it on the host.
 
+// CubeCL's operation macros name it.
+extern crate alloc;
+
 #[cfg(feature = "codegen")]
 pub mod codegen;
 pub mod device;

@@ -2,7 +2,7 @@
 
 pub use crate::device::DeviceClass;
 use crate::{
-    AttentionError, AttentionProblem, FloatKind,
+    AttentionError, AttentionProblem, FloatKind, Masking,
     plan::{
         CopyKind, Exponent, Isa, Pass, Plan, QueryOperand, Reduction, ScaleKind, TileShape,
         UnitKind, ValueBuffer,
@@ -25,12 +25,20 @@ struct Row {
     rows: usize,
     values: ValueBuffer,
     queries: QueryOperand,
+    /// Fewest queries that the row is for.
+    min_queries: usize,
+    /// The one kind of mask that the row is for, if it has not the registers for both.
+    masking: Option<Masking>,
+    /// KB of shared memory that a device must have, whatever the plan needs: which generation the
+    /// row was made for. (ptxas spills the same kernel for sm_80.)
+    least_kb: usize,
 }
 
 /// Writes `TABLE`, a row a line.
 macro_rules! table {
     ($($pass:ident $unit:ident $isa:ident $max_dim:literal [$block_m:literal $block_n:literal]
-        [$threads:literal $rows:literal] $values:ident $queries:ident,)*) => {
+        [$threads:literal $rows:literal] $values:ident $queries:ident
+            $(from $min:literal)? $(masking $masking:ident)? $(having $kb:literal)?,)*) => {
         /// The table. Within a pass and a unit: wide devices first, then what fits 48, 32 and 16 KB.
         const TABLE: &[Row] = &[$(Row {
             pass: Pass::$pass,
@@ -43,12 +51,24 @@ macro_rules! table {
             rows: $rows,
             values: ValueBuffer::$values,
             queries: QueryOperand::$queries,
+            min_queries: 0 $(+ $min)?,
+            masking: [$(Some(Masking::$masking),)? None][0],
+            least_kb: 0 $(+ $kb)?,
         }),*];
     };
 }
 
 table! {
-    // pass, unit, isa, largest dim, [block_m, block_n], [threads, rows], V (or dO), query operand
+    // pass, unit, isa, largest dim, [block_m, block_n], [threads, rows], V (or dO), query operand,
+    // fewest queries, only mask, least KB of shared memory
+    Forward Wgmma  Ptx       64 [192 128] [512 16] Own    Reread from 2048 masking None,
+    Forward Wgmma  Ptx       64 [128 128] [384 16] Own    Reread,
+    Forward Wgmma  Ptx      128 [128 160] [384 16] Own    Reread from 8192 masking None,
+    Forward Wgmma  Ptx      128 [128 128] [384 16] Own    Reread masking None,
+    Forward Wgmma  Ptx      128 [128  96] [384 16] Own    Reread,
+    Forward Wgmma  Ptx      192 [128 112] [384 16] Own    Reread masking None,
+    Forward Wgmma  Ptx      256 [128  80] [384 16] Own    Reread masking None,
+    Forward Wgmma  Ptx      256 [128  64] [384 16] Own    Reread,
     Forward Mma    Ptx       64 [128 64] [128 32] Own    Resident,
     Forward Mma    Ptx      128 [128 64] [128 32] Own    Reread,
     Forward Mma    Ptx      256 [128 64] [256 16] Own    Reread,
@@ -68,9 +88,12 @@ table! {
     Forward Scalar Portable 256 [ 32 16] [ 64  4] OfKeys Reread,
     Forward Scalar Portable 256 [ 16  8] [ 32  4] OfKeys Reread,
     Forward Scalar Portable 256 [  4  8] [  8  4] OfKeys Reread,
-    Dq      Mma    Ptx      128 [128 32] [128 32] Own    Reread,
+    Dq      Mma    Ptx       64 [128 32] [128 32] Own    Reread,
+    Dq      Mma    Ptx      128 [128 32] [128 32] Own    Reread having 200,
+    Dq      Mma    Ptx      128 [ 64 64] [128 16] Own    Reread,
     Dq      Mma    Ptx      256 [ 64 32] [128 16] Own    Reread,
-    Dkv     Mma    Ptx       64 [128 32] [128 32] Own    Reread,
+    Dkv     Mma    Ptx       64 [128 32] [128 32] Own    Reread having 200,
+    Dkv     Mma    Ptx       64 [ 64 64] [128 16] Own    Reread,
     Dkv     Mma    Ptx      128 [ 64 64] [128 16] Own    Reread,
     Dkv     Mma    Ptx      128 [ 64 32] [128 16] Own    Reread,
     Dkv     Mma    Ptx      256 [ 64 16] [128 16] Own    Reread,
@@ -134,7 +157,7 @@ pub fn select(
     }
     let mut refusal = None;
     for row in TABLE {
-        if row.pass != pass || !suits(row, device, problem) {
+        if row.pass != pass || !suits(row, device, problem, alignment) {
             continue;
         }
         let plan = plan(row, device, problem, alignment);
@@ -149,22 +172,28 @@ pub fn select(
 }
 
 /// Is the row for this kind of device, element and head at all?
-fn suits(row: &Row, device: &DeviceClass, problem: &AttentionProblem) -> bool {
+fn suits(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Alignment) -> bool {
     let shape = &problem.shape;
+    let half = problem.dtype != FloatKind::F32;
     let unit = match row.unit {
         UnitKind::Scalar => true,
         UnitKind::Cmma => device.isa == Isa::Portable && device.cmma(problem.dtype),
-        UnitKind::Mma => problem.dtype != FloatKind::F32,
+        UnitKind::Mma => half,
+        // Boxes are copied in pieces of 16 bytes, and there is none without a key.
+        UnitKind::Wgmma => half && device.wgmma && align.0 >= 8 && shape.seqlen_k > 0,
     };
     let isa = row.isa == Isa::Portable || device.isa == Isa::Ptx;
-    unit && isa && shape.head_dim.max(shape.val_dim) <= row.max_dim
+    let sizes = shape.head_dim.max(shape.val_dim) <= row.max_dim;
+    let masking = row.masking.is_none_or(|only| only == problem.masking);
+    let recent = device.shared_bytes >= row.least_kb * 1024;
+    unit && isa && sizes && masking && recent && shape.seqlen_q >= row.min_queries
 }
 
 fn plan(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Alignment) -> Plan {
     let shape = &problem.shape;
     let stage_bytes = match row.unit {
         UnitKind::Scalar => 4,
-        UnitKind::Cmma | UnitKind::Mma => problem.dtype.bytes(),
+        UnitKind::Cmma | UnitKind::Mma | UnitKind::Wgmma => problem.dtype.bytes(),
     };
     let across = row.threads * row.rows / row.block_m;
     let (head_step, val_step, width) = match row.unit {
@@ -172,21 +201,23 @@ fn plan(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Alig
         UnitKind::Scalar if row.pass != Pass::Forward => (4 * across, 4 * across, 4),
         UnitKind::Scalar => (4, 4 * across, 4),
         UnitKind::Cmma => (16, 16, 4),
-        UnitKind::Mma => (16, 16, 8),
+        UnitKind::Mma | UnitKind::Wgmma => (16, 16, 8),
     };
     let run = match row.unit {
         UnitKind::Mma => 2,
+        UnitKind::Wgmma => 8,
         UnitKind::Scalar | UnitKind::Cmma => 4,
     };
     // A 16-byte copy needs 16-byte rows of the very type that is staged.
     let whole = 16 / stage_bytes;
     let copy = match row.isa {
+        _ if row.unit == UnitKind::Wgmma => CopyKind::Boxes,
         Isa::Ptx if problem.dtype.bytes() == stage_bytes && align.0 >= whole => CopyKind::Async,
         _ if row.unit == UnitKind::Cmma && row.values == ValueBuffer::Own => CopyKind::Ahead,
         _ => CopyKind::Vector,
     };
     let load_width = match (copy, row.unit) {
-        (CopyKind::Async, _) => whole,
+        (CopyKind::Async | CopyKind::Boxes, _) => whole,
         (_, UnitKind::Cmma) if align.0 >= whole => whole,
         _ => align.0.min(width).min(device.max_vector),
     };
@@ -207,7 +238,7 @@ fn plan(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Alig
         threads: match row.unit {
             // A plane owns its rows, however many units it has.
             UnitKind::Cmma => row.block_m / row.rows * plane_size,
-            UnitKind::Scalar | UnitKind::Mma => row.threads,
+            UnitKind::Scalar | UnitKind::Mma | UnitKind::Wgmma => row.threads,
         },
         plane_size,
         rows: row.rows,
@@ -221,7 +252,7 @@ fn plan(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Alig
         },
         values: row.values,
         exponent: match row.unit {
-            UnitKind::Mma => Exponent::Fused,
+            UnitKind::Mma | UnitKind::Wgmma => Exponent::Fused,
             UnitKind::Scalar | UnitKind::Cmma => Exponent::Exact,
         },
         scale: if problem.scale > 0.0 {

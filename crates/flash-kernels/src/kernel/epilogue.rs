@@ -2,7 +2,14 @@
 
 use cubecl::prelude::*;
 
-use super::{seq::Seq, softmax::OnlineSoftmax, unit::MatrixUnit};
+use super::{
+    seq::Seq,
+    softmax::OnlineSoftmax,
+    unit::{
+        HalfFloat, MatrixUnit,
+        wgmma::{self, Seen, SeenFrag},
+    },
+};
 use crate::plan::Plan;
 
 /// `out[q, :] = acc[q, :] / row_sum[q]`, `lse[q] = ln Σ exp(logit)`.
@@ -24,9 +31,32 @@ pub fn store<U: MatrixUnit, E: Float, W: Size>(
     let (seqlen_q, val_dim) = (out.shape(2), out.shape(3));
     let line = (seq.batch * out.shape(1) + seq.head) * seqlen_q + seq.start as usize;
     let rows = seqlen_q as u32 - seq.start;
+    let factor = store_lse::<U>(acc, softmax, lse, line, rows, scratch, plan);
+    let place = Place {
+        first: line * val_dim,
+        rows,
+        dim: val_dim,
+    };
+    let out = out.as_mut_slice();
+    store_rows::<U, E, W>(acc, &factor, out, &place, scratch, val_pad, plan);
+}
+
+/// `lse[line + row]` of the first `rows` rows; returns what the rows of `acc` are to be multiplied
+/// by.
+#[cube]
+#[allow(clippy::too_many_arguments)]
+fn store_lse<U: MatrixUnit>(
+    acc: &U::Acc,
+    softmax: &OnlineSoftmax,
+    lse: &mut [f32],
+    line: usize,
+    rows: u32,
+    scratch: &mut U::Scratch,
+    #[comptime] plan: Plan,
+) -> Array<f32> {
     let frag_rows = U::frag_rows(plan);
     let mut factor = Array::<f32>::new(frag_rows);
-    let frag = U::read(acc, scratch, 0usize, val_pad, plan);
+    let frag = U::read(acc, scratch, 0usize, comptime!(plan.tile.val_pad), plan);
     #[unroll]
     for r in 0..frag_rows {
         factor[r] = softmax.inverse_sum(r);
@@ -35,13 +65,41 @@ pub fn store<U: MatrixUnit, E: Float, W: Size>(
             lse[line + row as usize] = softmax.lse(r);
         }
     }
-    let place = Place {
-        first: line * val_dim,
-        rows,
-        dim: val_dim,
-    };
-    let out = out.as_mut_slice();
-    store_rows::<U, E, W>(acc, &factor, out, &place, scratch, val_pad, plan);
+    factor
+}
+
+/// `store` in pieces of 16 bytes, for a warpgroup's accumulator: no branch but around each piece, so
+/// that nothing stands in the way of the products that run meanwhile.
+///
+/// `out` `[lines, dim]` in 16-bit elements, packed, `dim` a multiple of 8.
+#[cube]
+#[allow(clippy::too_many_arguments, clippy::let_unit_value)]
+pub fn store_pieces<E: HalfFloat>(
+    acc: &SeenFrag,
+    softmax: &OnlineSoftmax,
+    out: &mut [Vector<u32, Const<4>>],
+    lse: &mut [f32],
+    line: usize,
+    rows: u32,
+    dim: u32,
+    #[comptime] plan: Plan,
+) {
+    let mut scratch = Seen::<E>::scratch(plan);
+    let factor = store_lse::<Seen<E>>(acc, softmax, lse, line, rows, &mut scratch, plan);
+    let per_row = (dim / 8u32) as usize;
+    #[unroll]
+    for r in 0..Seen::<E>::rows(acc) {
+        let row = Seen::<E>::row(acc, r, plan);
+        let first = (line + row as usize) * per_row;
+        #[unroll]
+        for part in 0..comptime!(plan.tile.val_pad.div_ceil(wgmma::PIECE_COLS)) {
+            let value = wgmma::piece::<E>(acc, factor[r], r, part);
+            let at = wgmma::piece_at(part);
+            if row < rows && 8u32 * at < dim {
+                out[first + at as usize] = value;
+            }
+        }
+    }
 }
 
 /// Where the rows of an accumulator go: row `r` to the `dim` elements from `first + r·dim`, for the

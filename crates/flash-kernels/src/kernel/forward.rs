@@ -96,7 +96,7 @@ pub fn forward<U: MatrixUnit, L: Numeric, E: Float, M: Int, W: Size, O: Size>(
 
 /// What the softmax multiplies scores by.
 #[cube]
-fn folded_scale(scale_log2: f32, #[comptime] plan: Plan) -> f32 {
+pub(super) fn folded_scale(scale_log2: f32, #[comptime] plan: Plan) -> f32 {
     if comptime!(plan.scale == ScaleKind::Folded) {
         scale_log2
     } else {

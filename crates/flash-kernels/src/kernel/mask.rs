@@ -191,6 +191,50 @@ impl<M: Int> Mask<M> {
             }
         }
     }
+
+    /// `Self::apply` at the least cost: where position alone decides, a comparison for each score.
+    pub fn hide<U: MatrixUnit>(
+        &self,
+        s: &mut U::Frag,
+        query_start: u32,
+        key_start: u32,
+        dropped: f32,
+        #[comptime] plan: Plan,
+    ) {
+        if comptime!(plan.masking == Masking::Dense) {
+            self.apply::<U>(s, query_start, key_start, dropped, Side::Queries, plan);
+        } else {
+            self.apply_end::<U>(s, query_start, key_start, dropped, plan);
+        }
+    }
+
+    /// `Self::apply` where position alone decides: what a row sees ends somewhere.
+    fn apply_end<U: MatrixUnit>(
+        &self,
+        s: &mut U::Frag,
+        query_start: u32,
+        key_start: u32,
+        dropped: f32,
+        #[comptime] plan: Plan,
+    ) {
+        let rows = U::rows(&*s);
+        let cols = U::cols(&*s);
+        #[unroll]
+        for r in 0..rows {
+            let mut end = self.seqlen_k;
+            if comptime!(self.causality == Causality::Causal) {
+                let q = query_start + U::row(&*s, r, plan);
+                end = min(end, saturating(q + self.seqlen_k + 1u32, self.seqlen_q));
+            }
+            let seen = saturating(end, key_start);
+            #[unroll]
+            for c in 0..cols {
+                let keep = U::col(&*s, c, plan) < seen;
+                let x = select(keep, U::get(&*s, r, c), dropped);
+                U::set(s, r, c, x);
+            }
+        }
+    }
 }
 
 /// The phases of a walk over keys: inner steps first, then those that need a mask.

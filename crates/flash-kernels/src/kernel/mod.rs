@@ -7,12 +7,15 @@
 pub mod backward;
 pub mod epilogue;
 pub mod forward;
+pub mod forward_overlapped;
 pub mod mask;
 pub mod math;
 pub mod pipeline;
+pub mod ring;
 pub mod rows;
 pub mod score;
 pub mod seq;
 pub mod softmax;
+pub mod supply;
 pub mod tile;
 pub mod unit;

@@ -239,7 +239,7 @@ fn carried<U: MatrixUnit>(
 ) -> Array<Vector<U::Stage, U::Width>> {
     Array::new(comptime!(match plan.copy {
         CopyKind::Ahead => plan.carried(cols),
-        CopyKind::Vector | CopyKind::Async => 1,
+        CopyKind::Vector | CopyKind::Async | CopyKind::Boxes => 1,
     }))
 }
 

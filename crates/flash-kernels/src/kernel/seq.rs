@@ -5,6 +5,75 @@ use cubecl::prelude::*;
 use super::unit::ptx;
 use crate::{Causality, Isa, plan::Plan};
 
+/// In which order cubes that stay take the query tiles of all heads, one in each round.
+///
+/// All values are the same in all units. Nothing is carried from round to round: a bound of a loop
+/// that is computed from the round's number is known to be the same in all units, one that was
+/// carried is not, and then every address of a matrix product takes a detour.
+#[derive(CubeType, Clone, Copy)]
+pub struct Schedule {
+    /// Query heads of all batch entries.
+    pub lines: u32,
+    /// Query heads of a batch entry.
+    pub heads: u32,
+    /// Heads whose tiles are taken together under a causal mask, so that their keys and values stay
+    /// in cache.
+    pub section: u32,
+    /// Queries of a head.
+    pub seqlen_q: u32,
+}
+
+#[cube]
+impl Schedule {
+    /// What this cube takes in `round`. Cubes that came last in a round come first in the next,
+    /// since under a causal mask later is less.
+    pub fn position(&self, round: u32, #[comptime] plan: Plan) -> u32 {
+        let first = round * CUBE_COUNT_X;
+        if comptime!(plan.causality == Causality::Causal) {
+            // Arithmetic rather than a branch: see the type.
+            let back = CUBE_COUNT_X - 1u32 - 2u32 * CUBE_POS_X;
+            first + CUBE_POS_X + (round & 1u32) * back
+        } else {
+            first + CUBE_POS_X
+        }
+    }
+
+    /// How many query tiles there are.
+    pub fn len(&self, #[comptime] plan: Plan) -> u32 {
+        self.lines * self.seqlen_q.div_ceil(comptime!(plan.tile.block_m as u32))
+    }
+
+    /// The query tile at `position`. Tiles of a head are neighbours, so that its K and V stay in
+    /// cache. Under a causal mask equal tiles of the heads of a section are neighbours, since what
+    /// cubes take in a round must be equal work; from section to section the tiles with the most
+    /// keys come first and last in turn, first in the last section.
+    pub fn seq(&self, position: u32, #[comptime] plan: Plan) -> Seq {
+        let block_m = comptime!(plan.tile.block_m as u32);
+        let tiles = self.seqlen_q.div_ceil(block_m);
+        if comptime!(plan.causality == Causality::Causal) {
+            let first = position / (self.section * tiles) * self.section;
+            let within = position - first * tiles;
+            let width = min(self.section, self.lines - first);
+            let line = first + within % width;
+            let index = within / width;
+            let after = (self.lines - first - width).div_ceil(self.section);
+            let tile = select(after & 1u32 == 0u32, tiles - 1u32 - index, index);
+            Seq {
+                batch: (line / self.heads) as usize,
+                head: (line % self.heads) as usize,
+                start: tile * block_m,
+            }
+        } else {
+            let line = position / tiles;
+            Seq {
+                batch: (line / self.heads) as usize,
+                head: (line % self.heads) as usize,
+                start: (position % tiles) * block_m,
+            }
+        }
+    }
+}
+
 /// One tile of the rows of one head.
 #[derive(CubeType, Clone, Copy)]
 pub struct Seq {

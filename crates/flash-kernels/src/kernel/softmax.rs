@@ -27,6 +27,15 @@ const LAZY_LIMIT: f32 = 8.0;
 /// probability is off by less than 2^-15 of itself, an eighth of what f16 resolves.
 const FUSED_LIMIT: f32 = 512.0;
 
+/// What a step asks of everything that was summed up before it, a factor for each row.
+#[derive(CubeType)]
+pub struct Rescale {
+    /// `exp2(m - m')`.
+    pub alpha: Array<f32>,
+    /// False if all of them are 1.
+    pub stale: bool,
+}
+
 /// Running maximum and sum of the rows that this unit sees.
 #[derive(CubeType)]
 pub struct OnlineSoftmax {
@@ -76,6 +85,17 @@ impl OnlineSoftmax {
         scratch: &mut U::Scratch,
         #[comptime] plan: Plan,
     ) {
+        let rescale = self.advance::<U>(s, scratch, plan);
+        U::rescale(acc, &rescale.alpha, rescale.stale, scratch, plan);
+    }
+
+    /// `step` but for `acc`, which the caller rescales: it may still be growing meanwhile.
+    pub fn advance<U: MatrixUnit>(
+        &mut self,
+        s: &mut U::Frag,
+        scratch: &mut U::Scratch,
+        #[comptime] plan: Plan,
+    ) -> Rescale {
         let rows = comptime!(self.rows);
         let isa = comptime!(self.isa);
         let mut peak = row_peaks::<U>(&*s, rows);
@@ -101,7 +121,16 @@ impl OnlineSoftmax {
         for r in 0..rows {
             self.row_sum[r] = self.row_sum[r] * alpha[r] + sum[r];
         }
-        U::rescale(acc, &alpha, stale, scratch, plan);
+        Rescale { alpha, stale }
+    }
+
+    /// Goes on with the rows of `next`, and forgets its own.
+    pub fn succeed(&mut self, next: &OnlineSoftmax) {
+        #[unroll]
+        for r in 0..comptime!(self.rows) {
+            self.row_max[r] = next.row_max[r];
+            self.row_sum[r] = next.row_sum[r];
+        }
     }
 
     /// Reduces the sums: afterwards `row_sum` is the whole row's in each of its units.

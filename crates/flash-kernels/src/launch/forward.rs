@@ -8,7 +8,12 @@ use super::{
 };
 use crate::{
     AttentionError, AttentionProblem,
-    kernel::{forward::forward as kernel, seq::Seq, unit::MatrixUnit},
+    kernel::{
+        forward::forward as kernel,
+        forward_overlapped::forward_overlapped as overlapped,
+        seq::Seq,
+        unit::{HalfFloat, MatrixUnit},
+    },
     plan::{Pass, Plan},
     select::{DeviceClass, select},
 };
@@ -66,7 +71,7 @@ pub fn forward(
     v: &TensorView,
     mask: Option<&MaskView>,
 ) -> Result<ForwardOutput, AttentionError> {
-    let device = DeviceClass::of(client);
+    let device = class_for(client, problem, [q, k, v]);
     let alignment = alignment(&[q, k, v], problem);
     let plan = select(&device, problem, Pass::Forward, alignment)?;
     forward_with(client, problem, &plan, q, k, v, mask)
@@ -87,7 +92,7 @@ pub fn forward_with(
     mask: Option<&MaskView>,
 ) -> Result<ForwardOutput, AttentionError> {
     check_views(problem, q, k, v, mask)?;
-    plan.check(&DeviceClass::of(client))?;
+    plan.check(&class_for(client, problem, [q, k, v]))?;
     let shape = &problem.shape;
     let output = ForwardOutput {
         out: empty(client, shape.out(), problem.dtype.bytes()),
@@ -106,6 +111,39 @@ pub fn forward_with(
     };
     dispatch(plan, problem.dtype, &call)?;
     Ok(output)
+}
+
+/// What the device can do with these tensors: no products whose operands its copy engine cannot
+/// reach.
+fn class_for(client: &Client, problem: &AttentionProblem, inputs: [&TensorView; 3]) -> DeviceClass {
+    let device = DeviceClass::of(client);
+    let bytes = problem.dtype.bytes();
+    let wgmma = device.wgmma && inputs.iter().all(|view| view.has_boxes(bytes));
+    DeviceClass { wgmma, ..device }
+}
+
+/// Bytes of keys and values that are walked at the same time: two thirds of an H200's L2 cache.
+const CACHED_BYTES: usize = 32 << 20;
+
+/// Fewest heads of a section: with fewer, a round of cubes holds tiles of too different work.
+const SECTION_HEADS: usize = 32;
+
+/// Query heads of a section of [`Schedule`](crate::kernel::seq::Schedule): those whose keys and
+/// values fit in the cache, but enough of them; sections are about equal.
+fn section(problem: &AttentionProblem) -> usize {
+    let shape = &problem.shape;
+    let per_head = shape.seqlen_k * (shape.head_dim + shape.val_dim) * problem.dtype.bytes();
+    let cached = (CACHED_BYTES / per_head.max(1)).saturating_mul(shape.group());
+    let lines = shape.batch * shape.num_heads;
+    lines.div_ceil((lines / cached.max(SECTION_HEADS)).max(1))
+}
+
+/// Bit `2·i` where tensor `i` has batch entries of its own, bit `2·i + 1` where it has heads.
+fn walked(inputs: &[&TensorView]) -> u32 {
+    inputs.iter().rev().fold(0, |bits, view| {
+        let (batch, heads) = (view.is_walked(0), view.is_walked(1));
+        bits << 2 | u32::from(heads) << 1 | u32::from(batch)
+    })
 }
 
 /// Everything a launch needs but the types.
@@ -145,6 +183,53 @@ impl Launch for Call<'_> {
                 self.output.out.arg(),
                 BufferArg::from_raw_parts(lse.handle.clone(), lse.reach()),
                 cubes,
+                self.problem.scale * core::f32::consts::LOG2_E,
+                *self.plan,
+                mask_type,
+            );
+        }
+        Ok(())
+    }
+
+    fn launch_overlapped<E: HalfFloat>(&self) -> Result<(), AttentionError> {
+        let (shape, tile) = (&self.problem.shape, &self.plan.tile);
+        let device = DeviceClass::of(self.client);
+        let tiles = Seq::count(shape.batch, shape.num_heads, shape.seqlen_q, tile.block_m);
+        // Cubes that stay: no more than run at the same time.
+        let (count, _) = grid(tiles.min(device.processors), device.max_cubes)?;
+        grid(tiles + device.processors, (u32::MAX, 1))?;
+        let mut views = vec![&self.output.out];
+        views.extend(self.mask.map(|mask| &mask.tensor));
+        let address = address_type(&device, &views)?;
+        let [q, k, v] = self.inputs;
+        let element = E::elem_type_native();
+        let (mask, mask_type) = mask_arg(self.client, self.mask);
+        let ForwardOutput { out, lse } = self.output;
+        let [scores, probabilities, outputs] = self.plan.held();
+        // SAFETY: every access of the kernel is guarded by the lengths given here.
+        unsafe {
+            overlapped::launch_unchecked::<E>(
+                self.client,
+                count,
+                CubeDim::new_1d(self.plan.threads as u32),
+                address,
+                scores,
+                probabilities,
+                outputs,
+                q.boxes(tile.block_m, element),
+                k.boxes(tile.block_n, element),
+                v.boxes(tile.block_n, element),
+                mask,
+                BufferArg::from_raw_parts(out.handle.clone(), out.reach() / 8),
+                BufferArg::from_raw_parts(lse.handle.clone(), lse.reach()),
+                (shape.batch * shape.num_heads) as u32,
+                shape.num_heads as u32,
+                shape.group() as u32,
+                walked(&self.inputs),
+                section(self.problem) as u32,
+                shape.seqlen_q as u32,
+                shape.seqlen_k as u32,
+                shape.val_dim as u32,
                 self.problem.scale * core::f32::consts::LOG2_E,
                 *self.plan,
                 mask_type,

@@ -11,7 +11,7 @@ use half::{bf16, f16};
 use crate::{
     AttentionError, AttentionProblem, FloatKind, Masking,
     kernel::unit::{self, Cmma, HalfFloat, MatrixUnit, Mma},
-    plan::{Plan, UnitKind},
+    plan::{BOX_COLS, Plan, UnitKind},
     select::{Alignment, DeviceClass, widest},
 };
 
@@ -80,6 +80,40 @@ impl TensorView {
             .unwrap_or(1)
     }
 
+    /// Can the copy engine of sm_90 walk it in boxes? It steps by multiples of 16 bytes, and its rows
+    /// must be apart.
+    pub(crate) fn has_boxes(&self, bytes: usize) -> bool {
+        !self.is_empty()
+            && self.alignment(bytes) * bytes >= 16
+            && (self.strides[2] > 0 || self.shape[2] == 1)
+            && self.strides.iter().all(|stride| stride * bytes < 1 << 40)
+            && self.shape.iter().all(|n| u32::try_from(*n).is_ok())
+    }
+
+    /// Is it stepped along in dimension `d`, rather than broadcast?
+    pub(crate) fn is_walked(&self, d: usize) -> bool {
+        self.shape[d] > 1 && self.strides[d] > 0
+    }
+
+    /// The view as the copy engine walks it: `rows` rows of 64 columns at a time. A dimension that is
+    /// not walked has one element.
+    pub(crate) fn boxes(&self, rows: usize, element: ElemType) -> TensorMapArg<Tiled> {
+        let mut walked = self.clone();
+        for d in 0..3 {
+            if !self.is_walked(d) {
+                walked.shape[d] = 1;
+                // Never stepped along, but the engine wants a multiple of 16 bytes, and not 0.
+                walked.strides[d] = BOX_COLS;
+            }
+        }
+        let args = TiledArgs {
+            tile_size: [1, 1, rows, BOX_COLS].into(),
+        };
+        TensorMapArg::new(args, walked.arg(), element)
+            .with_swizzle(TensorMapSwizzle::B128)
+            .with_prefetch(TensorMapPrefetch::B256)
+    }
+
     pub(crate) fn arg(&self) -> TensorArg {
         // SAFETY: shape and strides come from the tensor that owns the buffer.
         unsafe {
@@ -110,6 +144,15 @@ pub struct MaskView {
 trait Launch {
     /// Launches for tensors of `E`, read as `L`, multiplied by `U`.
     fn launch<U: MatrixUnit, L: Numeric, E: Float>(&self) -> Result<(), AttentionError>;
+
+    /// Launches the overlapped kernel for tensors of `E`, where there is one.
+    fn launch_overlapped<E: HalfFloat>(&self) -> Result<(), AttentionError> {
+        Err(AttentionError::new(
+            "plan",
+            "Wgmma for a gradient",
+            "Wgmma for a forward pass",
+        ))
+    }
 }
 
 /// The one place where a plan's unit becomes a type.
@@ -122,6 +165,8 @@ fn dispatch(plan: &Plan, dtype: FloatKind, call: &impl Launch) -> Result<(), Att
         (UnitKind::Cmma, FloatKind::Bf16) => cmma::<bf16>(plan, call),
         (UnitKind::Mma, FloatKind::F16) => call.launch::<Mma<f16>, f16, f16>(),
         (UnitKind::Mma, FloatKind::Bf16) => call.launch::<Mma<bf16>, bf16, bf16>(),
+        (UnitKind::Wgmma, FloatKind::F16) => call.launch_overlapped::<f16>(),
+        (UnitKind::Wgmma, FloatKind::Bf16) => call.launch_overlapped::<bf16>(),
         (unit, FloatKind::F32) => Err(AttentionError::new(
             "plan",
             format!("{unit:?} for f32"),

@@ -22,11 +22,11 @@ pub struct Mma<E: HalfFloat> {
 /// Accumulators, `[m16, n8]`.
 #[derive(CubeType)]
 pub struct MmaFrag {
-    cells: Array<Vector<f32, Const<4>>>,
+    pub(super) cells: Array<Vector<f32, Const<4>>>,
     #[cube(comptime)]
-    m_tiles: usize,
+    pub(super) m_tiles: usize,
     #[cube(comptime)]
-    n_tiles: usize,
+    pub(super) n_tiles: usize,
 }
 
 /// Left operands `[m16, k16]` in registers.

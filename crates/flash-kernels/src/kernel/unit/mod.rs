@@ -6,10 +6,13 @@ use super::tile::SharedTile;
 use crate::plan::Plan;
 
 pub mod cmma;
+pub mod hopper;
 pub mod mma;
 pub mod ptx;
 pub mod scalar;
 pub mod visible;
+pub mod wgmma;
+pub mod wgmma_ops;
 pub mod words;
 
 pub use cmma::Cmma;

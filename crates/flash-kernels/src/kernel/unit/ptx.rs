@@ -187,6 +187,19 @@ pub fn shuffle_xor(x: f32, #[comptime] mask: u32) -> f32 {
     out
 }
 
+/// As `shuffle_xor`.
+#[cube]
+pub fn shuffle_xor_u32(x: u32, #[comptime] mask: u32) -> u32 {
+    let out: u32;
+    gpu_asm!(
+        "shfl.sync.bfly.b32 {o}, {x}, {mask}, 31, 0xffffffff;",
+        o = out(_) out,
+        x = in(_) u32::cast_from(x),
+        options(nomem)
+    );
+    out
+}
+
 /// Is `x` nonzero in any lane?
 #[cube]
 pub fn any(x: u32) -> bool {

@@ -5,92 +5,11 @@
 
 use crate::{AttentionError, Causality, DeviceClass, Masking};
 
-/// Which implementation of `MatrixUnit` multiplies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum UnitKind {
-    /// Register tiles of f32 on any device.
-    Scalar,
-    /// Cooperative matrices with an opaque layout (Vulkan, CUDA wmma).
-    Cmma,
-    /// `mma.sync` with a known layout (CUDA, sm_80 and later).
-    Mma,
-}
+mod choice;
 
-/// Instructions a kernel may use beyond CubeCL's own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Isa {
-    /// None: the kernel must compile for every runtime.
-    Portable,
-    /// PTX of sm_80 and later.
-    Ptx,
-}
-
-/// How a tile travels from global to shared memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum CopyKind {
-    /// Through registers, converted on the way; one stage.
-    Vector,
-    /// Through registers, in which the next tile waits while this one is computed; one stage.
-    Ahead,
-    /// `cp.async` of 16 bytes; two stages, the next tile travels while this one is computed.
-    Async,
-}
-
-/// How units that share a row reduce over it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Reduction {
-    /// Plane shuffles.
-    Plane,
-    /// Shared memory and cube barriers, where the device has no plane operations.
-    Shared,
-}
-
-/// How the softmax computes its exponents.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Exponent {
-    /// `c·(s - m)`.
-    Exact,
-    /// `c·s - c·m` by a fused multiply-add, while `c·m` is small.
-    Fused,
-}
-
-/// Where V's tile lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ValueBuffer {
-    /// In shared memory of its own.
-    Own,
-    /// In K's, loaded once the scores are done: half the shared memory, two barriers more.
-    OfKeys,
-}
-
-/// Where the query operand is during the walk over the keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum QueryOperand {
-    /// In registers.
-    Resident,
-    /// In shared memory, read again in each step: registers go to the accumulators.
-    Reread,
-}
-
-/// When the scale is applied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ScaleKind {
-    /// Inside the exponential, `exp2(s·c - m·c)`: needs `c > 0`.
-    Folded,
-    /// To each score before the mask: any finite scale.
-    Before,
-}
-
-/// Which kernel a plan is of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Pass {
-    /// Owns queries, walks keys; leaves the output and the log-sum-exp.
-    Forward,
-    /// Owns queries, walks keys; leaves dq.
-    Dq,
-    /// Owns keys, walks the queries of their head group; leaves dk and dv.
-    Dkv,
-}
+pub use choice::{
+    CopyKind, Exponent, Isa, Pass, QueryOperand, Reduction, ScaleKind, UnitKind, ValueBuffer,
+};
 
 /// Sizes of the tiles of one cube. All are comptime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -150,12 +69,21 @@ pub struct Plan {
 /// access, so that the rows of an 8-row matrix fall on different banks.
 pub const ROW_PAD_BYTES: usize = 16;
 
+/// Columns of a box of [`CopyKind::Boxes`]: 128 bytes of 16-bit elements, the span of the swizzle.
+pub const BOX_COLS: usize = 64;
+
+/// Rows of a warpgroup of [`UnitKind::Wgmma`].
+pub const WARPGROUP_ROWS: usize = 64;
+
+/// Shared memory of a cube on sm_90, in bytes, as far as [`UnitKind::Wgmma`] plans for it.
+const SM90_SHARED_BYTES: usize = 227 * 1024;
+
 impl Plan {
     /// Stages of the K/V pipeline.
     pub const fn stages(&self) -> usize {
         match self.copy {
             CopyKind::Vector | CopyKind::Ahead => 1,
-            CopyKind::Async => 2,
+            CopyKind::Async | CopyKind::Boxes => 2,
         }
     }
 
@@ -184,9 +112,46 @@ impl Plan {
         (self.tile.block_n * cols / self.vector_elems()).div_ceil(self.threads)
     }
 
-    /// Elements between rows of a shared tile of `cols` columns.
+    /// Stages of the owned buffers: two where the next query tile of a cube may travel while this
+    /// one is computed, and both fit.
+    pub const fn owned_stages(&self) -> usize {
+        match self.copy {
+            CopyKind::Boxes if self.bytes_with(2) <= SM90_SHARED_BYTES => 2,
+            _ => 1,
+        }
+    }
+
+    /// Warpgroups that multiply, beside the one that copies.
+    pub const fn consumers(&self) -> usize {
+        self.tile.block_m / WARPGROUP_ROWS
+    }
+
+    /// Barriers in shared memory by which [`CopyKind::Boxes`] tells that a stage is full or empty.
+    pub const fn barriers(&self) -> usize {
+        match self.copy {
+            CopyKind::Boxes => 2 * (self.owned_stages() + 2 * self.stages()),
+            _ => 0,
+        }
+    }
+
+    /// Lengths of the vectors that hold a unit's scores, probabilities in pairs, and outputs of
+    /// [`UnitKind::Wgmma`]: powers of two, since a vector is aligned to its size.
+    pub const fn held(&self) -> [usize; 3] {
+        let (scores, outputs) = (self.tile.block_n / 2, self.tile.val_pad / 2);
+        [
+            scores.next_power_of_two(),
+            (scores / 2).next_power_of_two(),
+            outputs.next_power_of_two(),
+        ]
+    }
+
+    /// Elements between rows of a shared tile of `cols` columns, or what they take where it is cut
+    /// into boxes.
     pub const fn row_stride(&self, cols: usize) -> usize {
-        cols + ROW_PAD_BYTES / self.stage_bytes
+        match self.copy {
+            CopyKind::Boxes => cols.next_multiple_of(BOX_COLS),
+            _ => cols + ROW_PAD_BYTES / self.stage_bytes,
+        }
     }
 
     /// Units that share a row of [`UnitKind::Scalar`]'s register tiles.
@@ -242,8 +207,13 @@ impl Plan {
 
     /// Shared memory of a cube in bytes: operands, then what the unit needs for itself.
     pub const fn shared_bytes(&self) -> usize {
+        self.bytes_with(self.owned_stages()) + 8 * self.barriers()
+    }
+
+    /// `shared_bytes` without barriers, for so many stages of the owned buffers.
+    const fn bytes_with(&self, owned_stages: usize) -> usize {
         let stages = self.stages() * self.stage_len();
-        let operands = (self.owned_total() + stages) * self.stage_bytes;
+        let operands = (owned_stages * self.owned_total() + stages) * self.stage_bytes;
         operands + self.stats_len() * 8 + self.scratch_bytes()
     }
 
@@ -251,7 +221,7 @@ impl Plan {
     pub const fn prob_len(&self) -> usize {
         match self.unit {
             UnitKind::Scalar => self.tile.block_n * (self.tile.block_m + 4),
-            UnitKind::Cmma | UnitKind::Mma => 0,
+            UnitKind::Cmma | UnitKind::Mma | UnitKind::Wgmma => 0,
         }
     }
 
@@ -314,7 +284,7 @@ impl Plan {
         at_least("units per cube", device.max_threads, self.threads)?;
         let planes = match self.unit {
             UnitKind::Scalar => self.reduction == Reduction::Plane,
-            UnitKind::Cmma | UnitKind::Mma => true,
+            UnitKind::Cmma | UnitKind::Mma | UnitKind::Wgmma => true,
         };
         if planes && device.plane_size != Some(self.plane_size) {
             return Err(AttentionError::device(
@@ -339,6 +309,20 @@ impl Plan {
                 "instruction set",
                 "not PTX",
                 "PTX of sm_80 or later through CubeCL's C++ compiler (feature cuda-cpp)",
+            ));
+        }
+        if self.unit == UnitKind::Wgmma && !matches!(self.consumers(), 2..=4) {
+            return Err(AttentionError::new(
+                "block_m",
+                self.tile.block_m,
+                "128, 192 or 256: registers are shared out for so many",
+            ));
+        }
+        if self.unit == UnitKind::Wgmma && !device.wgmma {
+            return Err(AttentionError::device(
+                "matrix instructions",
+                "without wgmma, or its tensors out of the copy engine's reach",
+                "wgmma of sm_90, steps of 16 bytes and rows that are apart",
             ));
         }
         Ok(())

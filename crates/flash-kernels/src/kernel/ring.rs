@@ -1,0 +1,195 @@
+//! Tiles that one warpgroup has copied and others multiply: stages in a ring, a pair of barriers
+//! each.
+
+use cubecl::prelude::*;
+use cubecl_cpp::cuda::ptx::generic_to_shared;
+
+use super::unit::hopper;
+use crate::plan::{BOX_COLS, Plan};
+
+/// A ring of stages in shared memory. Tiles are counted through from the beginning: tile `at` lies
+/// in stage `at % stages`, in its turn `at / stages`.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub struct Ring {
+    /// Address of the first stage.
+    data: u32,
+    /// Address of the barriers: full ones of each stage, then empty ones.
+    barriers: u32,
+    #[cube(comptime)]
+    stages: u32,
+    #[cube(comptime)]
+    rows: u32,
+    #[cube(comptime)]
+    cols: u32,
+}
+
+/// The rings of a cube.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub struct Rings {
+    /// Query tiles.
+    pub queries: Ring,
+    /// Key tiles.
+    pub keys: Ring,
+    /// Value tiles.
+    pub values: Ring,
+}
+
+/// Where a tile lies in global memory.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub struct Place {
+    /// Batch entry.
+    pub batch: u32,
+    /// Head of that entry.
+    pub head: u32,
+    /// First row.
+    pub row: u32,
+}
+
+#[cube]
+impl Rings {
+    /// Allocates the rings and makes their barriers. Synchronises the cube.
+    pub fn new(#[comptime] plan: Plan) -> Rings {
+        let barriers = comptime!(plan.barriers());
+        let bytes = comptime!(plan.shared_bytes() - 8 * barriers);
+        // Swizzled boxes lie at multiples of 1024 bytes.
+        let tiles =
+            Shared::<[Vector<u32, Const<4>>]>::new_aligned_slice(comptime!(bytes / 16), 1024usize);
+        let pairs = Shared::<[u64]>::new_slice(barriers);
+        let data = address::<Vector<u32, Const<4>>>(unsafe { tiles.as_ptr_unchecked() });
+        let barrier = address::<u64>(unsafe { pairs.as_ptr_unchecked() });
+        let (rows, steps) = comptime!((plan.tile.block_m as u32, plan.tile.block_n as u32));
+        let (head, val) = comptime!((plan.tile.head_pad as u32, plan.tile.val_pad as u32));
+        let (owned, walked) = comptime!((plan.owned_stages() as u32, plan.stages() as u32));
+        let queries = ring(data, barrier, owned, rows, head);
+        let keys = ring(queries.end(), queries.barriers_end(), walked, steps, head);
+        let values = ring(keys.end(), keys.barriers_end(), walked, steps, val);
+        if UNIT_POS == 0u32 {
+            queries.init(plan);
+            keys.init(plan);
+            values.init(plan);
+            hopper::barrier_fence();
+        }
+        // The barriers were made by one unit, and all units wait at them.
+        sync_cube();
+        Rings {
+            queries,
+            keys,
+            values,
+        }
+    }
+}
+
+#[cube]
+fn address<T: CubePrimitive>(p: *const T) -> u32 {
+    generic_to_shared::<T>(p)
+}
+
+#[cube]
+fn ring(
+    data: u32,
+    barriers: u32,
+    #[comptime] stages: u32,
+    #[comptime] rows: u32,
+    #[comptime] cols: u32,
+) -> Ring {
+    Ring {
+        data,
+        barriers,
+        stages,
+        rows,
+        cols,
+    }
+}
+
+/// Boxes side by side in a tile of `cols` columns.
+const fn boxes(cols: u32) -> u32 {
+    cols.div_ceil(BOX_COLS as u32)
+}
+
+/// Bytes of a box of `rows` rows.
+const fn box_bytes(rows: u32) -> u32 {
+    rows * 2 * BOX_COLS as u32
+}
+
+#[cube]
+impl Ring {
+    fn bytes(&self) -> comptime_type!(u32) {
+        comptime!(boxes(self.cols) * box_bytes(self.rows))
+    }
+
+    fn end(&self) -> u32 {
+        self.data + comptime!(self.stages * boxes(self.cols) * box_bytes(self.rows))
+    }
+
+    fn barriers_end(&self) -> u32 {
+        self.barriers + comptime!(16 * self.stages)
+    }
+
+    fn init(&self, #[comptime] plan: Plan) {
+        #[unroll]
+        for stage in 0..comptime!(self.stages) {
+            hopper::barrier_init(self.barriers + comptime!(8 * stage), 1u32);
+            // One arrival of each plane that multiplies.
+            let readers = comptime!(4 * plan.consumers() as u32);
+            hopper::barrier_init(
+                self.barriers + comptime!(8 * (self.stages + stage)),
+                readers,
+            );
+        }
+    }
+
+    fn full(&self, at: u32) -> u32 {
+        self.barriers + 8u32 * (at % comptime!(self.stages))
+    }
+
+    fn empty(&self, at: u32) -> u32 {
+        self.full(at) + comptime!(8 * self.stages)
+    }
+
+    /// Address of tile `at`.
+    pub fn tile(&self, at: u32) -> u32 {
+        self.data + (at % comptime!(self.stages)) * self.bytes()
+    }
+
+    /// Waits until tile `at` is there.
+    pub fn await_full(&self, at: u32) {
+        hopper::barrier_wait(self.full(at), (at / comptime!(self.stages)) & 1u32);
+    }
+
+    /// Says that this plane has read tile `at` for the last time.
+    pub fn release(&self, at: u32) {
+        hopper::barrier_arrive(self.empty(at));
+    }
+
+    /// `release`, if `last`, which is the same in all units: without a branch.
+    pub fn release_if(&self, at: u32, last: bool) {
+        hopper::barrier_arrive_if(self.empty(at), u32::cast_from(last));
+    }
+
+    /// Has tile `at` copied from `place` of the tensor behind `map`, once its stage is empty. One
+    /// unit of the cube calls it.
+    pub fn fill(&self, at: u32, map: u64, place: Place) {
+        let turn = (at / comptime!(self.stages)) & 1u32;
+        // In the first turn the phase before the first counts as done.
+        hopper::barrier_wait(self.empty(at), turn ^ 1u32);
+        let full = self.full(at);
+        let bytes = self.bytes();
+        hopper::barrier_expect(full, bytes);
+        let tile = self.tile(at);
+        #[unroll]
+        for i in 0..comptime!(boxes(self.cols)) {
+            hopper::copy_box(
+                tile + comptime!(i * box_bytes(self.rows)),
+                map,
+                full,
+                comptime!(i * BOX_COLS as u32).runtime(),
+                place.row,
+                place.head,
+                place.batch,
+            );
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Instructions of sm_90 that CubeCL has no word for: barriers in shared memory, boxed copies, and
+//! registers that change hands. Only [`CopyKind::Boxes`](crate::plan::CopyKind) reaches them.
+//!
+//! CubeCL's own barrier reads the global timer each time it waits; these do not.
+
+use cubecl::prelude::*;
+
+/// `x` of lane 0, in all lanes: the compiler then knows that they agree.
+#[cube]
+pub fn uniform(x: u32) -> u32 {
+    let out: u32;
+    gpu_asm!(
+        "shfl.sync.idx.b32 {o}, {x}, 0, 31, 0xffffffff;",
+        o = out(_) out,
+        x = in(_) u32::cast_from(x),
+        options(nomem)
+    );
+    out
+}
+
+/// Raises the registers of each unit of this warpgroup to `count`.
+#[cube]
+pub fn claim_registers(#[comptime] count: u32) {
+    gpu_asm!("setmaxnreg.inc.sync.aligned.u32 {count};", options(nomem));
+}
+
+/// Lowers them to `count`.
+#[cube]
+pub fn release_registers(#[comptime] count: u32) {
+    gpu_asm!("setmaxnreg.dec.sync.aligned.u32 {count};", options(nomem));
+}
+
+/// A barrier at `address` whose phases end with `arrivals` arrivals.
+#[cube]
+pub fn barrier_init(address: u32, #[comptime] arrivals: u32) {
+    gpu_asm!(
+        "mbarrier.init.shared::cta.b64 [{b}], {arrivals};",
+        b = in(_) u32::cast_from(address)
+    );
+}
+
+/// Shows the barriers that this unit made to the copy engine.
+#[cube]
+pub fn barrier_fence() {
+    gpu_asm!("fence.mbarrier_init.release.cluster;");
+}
+
+/// Waits for the end of a phase of parity `parity`.
+#[cube]
+pub fn barrier_wait(address: u32, parity: u32) {
+    gpu_asm!(
+        "{{ .reg .pred p; AGAIN: mbarrier.try_wait.parity.shared::cta.b64 p, [{b}], {ph}; @!p bra AGAIN; }}",
+        b = in(_) u32::cast_from(address),
+        ph = in(_) u32::cast_from(parity)
+    );
+}
+
+/// Arrives, and holds the phase open until copies have brought `bytes`.
+#[cube]
+pub fn barrier_expect(address: u32, #[comptime] bytes: u32) {
+    gpu_asm!(
+        "{{ .reg .b64 t; mbarrier.arrive.expect_tx.shared::cta.b64 t, [{b}], {bytes}; }}",
+        b = in(_) u32::cast_from(address)
+    );
+}
+
+/// Lane 0 of each plane arrives: a predicate, not a branch.
+#[cube]
+pub fn barrier_arrive(address: u32) {
+    gpu_asm!(
+        "{{ .reg .pred p; .reg .b32 l; .reg .b64 t; mov.u32 l, %laneid; setp.eq.u32 p, l, 0; @p mbarrier.arrive.shared::cta.b64 t, [{b}]; }}",
+        b = in(_) u32::cast_from(address)
+    );
+}
+
+/// `barrier_arrive`, where `is_due` is not 0.
+#[cube]
+pub fn barrier_arrive_if(address: u32, is_due: u32) {
+    gpu_asm!(
+        "{{ .reg .pred p; .reg .b32 l; .reg .b64 t; mov.u32 l, %laneid; setp.eq.u32 p, l, 0; setp.ne.and.u32 p, {d}, 0, p; @p mbarrier.arrive.shared::cta.b64 t, [{b}]; }}",
+        d = in(_) u32::cast_from(is_due),
+        b = in(_) u32::cast_from(address)
+    );
+}
+
+/// Copies a box of the tensor behind `map` to shared memory: `[batch, head, row.., col..]`. What
+/// lies past the tensor's end becomes zero. Completes on `barrier`.
+#[cube]
+pub fn copy_box(to: u32, map: u64, barrier: u32, col: u32, row: u32, head: u32, batch: u32) {
+    gpu_asm!(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [{d}], [{m}, {{{x}, {y}, {z}, {w}}}], [{b}];",
+        d = in(_) u32::cast_from(to),
+        m = in(_) u64::cast_from(map),
+        x = in(_) u32::cast_from(col),
+        y = in(_) u32::cast_from(row),
+        z = in(_) u32::cast_from(head),
+        w = in(_) u32::cast_from(batch),
+        b = in(_) u32::cast_from(barrier)
+    );
+}
