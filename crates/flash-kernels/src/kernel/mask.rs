@@ -94,7 +94,9 @@ impl<M: Int> Mask<M> {
         #[comptime]
         match &self.dense {
             ComptimeOption::Some(dense) => {
-                if keep && q < self.seqlen_q {
+                // No query past the end sees a key: its zeros times a NaN key would be none.
+                keep = keep && q < self.seqlen_q;
+                if keep {
                     let at = dense.offset
                         + q as usize * dense.row_stride
                         + k as usize * dense.col_stride;
