@@ -5,7 +5,7 @@
 pub enum UnitKind {
     /// Register tiles of f32 on any device.
     Scalar,
-    /// Cooperative matrices with an opaque layout (Vulkan, CUDA wmma).
+    /// Cooperative matrices with an opaque layout (Vulkan).
     Cmma,
     /// `mma.sync` with a known layout (CUDA, sm_80 and later).
     Mma,
