@@ -27,7 +27,7 @@ use half::{bf16, f16};
 use crate::{
     FloatKind, Isa, Masking, Pass, Plan, UnitKind,
     kernel::{
-        backward::{delta, dkv, dq},
+        backward::{delta, dkv, dkv_overlapped, dq, dq_overlapped},
         forward, forward_overlapped,
         unit::{Cmma, HalfFloat, MatrixUnit, Mma, Scalar},
     },
@@ -197,10 +197,15 @@ fn generate<U: MatrixUnit, L: Numeric, E: Float>(
 }
 
 fn generate_overlapped<E: HalfFloat>(target: Target, plan: &Plan) -> Result<Source, String> {
-    if plan.pass != Pass::Forward {
-        return Err(format!("{:?} has no {:?}", plan.unit, plan.pass));
+    match plan.pass {
+        Pass::Forward => generate_forward::<E>(target, plan),
+        Pass::Dq => generate_dq::<E>(target, plan),
+        Pass::Dkv => generate_dkv::<E>(target, plan),
     }
-    let [scores, probabilities, outputs] = plan.held();
+}
+
+fn generate_forward<E: HalfFloat>(target: Target, plan: &Plan) -> Result<Source, String> {
+    let [scores, probabilities, _, outputs] = plan.held();
     let kernel = forward_overlapped::forward_overlapped::ForwardOverlapped::<E>::new(
         settings(plan.threads),
         properties(target),
@@ -223,6 +228,72 @@ fn generate_overlapped<E: HalfFloat>(target: Target, plan: &Plan) -> Result<Sour
         scores,
         probabilities,
         outputs,
+        *plan,
+        ElemType::UInt(UIntKind::U32),
+    );
+    compile(target, kernel.define())
+}
+
+fn generate_dq<E: HalfFloat>(target: Target, plan: &Plan) -> Result<Source, String> {
+    let [scores, pairs, outputs, _] = plan.held();
+    let kernel = dq_overlapped::dq_overlapped::DqOverlapped::<E>::new(
+        settings(plan.threads),
+        properties(target),
+        Arc::new(TargetProperties::default()),
+        (),
+        (),
+        (),
+        (),
+        buffer(),
+        mask(plan),
+        buffer(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        scores,
+        pairs,
+        outputs,
+        *plan,
+        ElemType::UInt(UIntKind::U32),
+    );
+    compile(target, kernel.define())
+}
+
+fn generate_dkv<E: HalfFloat>(target: Target, plan: &Plan) -> Result<Source, String> {
+    let [scores, pairs, keys, values] = plan.held();
+    let kernel = dkv_overlapped::dkv_overlapped::DkvOverlapped::<E>::new(
+        settings(plan.threads),
+        properties(target),
+        Arc::new(TargetProperties::default()),
+        (),
+        (),
+        (),
+        (),
+        buffer(),
+        mask(plan),
+        buffer(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        scores,
+        pairs,
+        keys,
+        values,
         *plan,
         ElemType::UInt(UIntKind::U32),
     );

@@ -201,8 +201,8 @@ impl Plan {
     /// Stages of the owned buffers: two where the next query tile of a cube may travel while this
     /// one is computed, and both fit.
     pub const fn owned_stages(&self) -> usize {
-        match self.copy {
-            CopyKind::Boxes if self.bytes_with(2) <= SM90_SHARED_BYTES => 2,
+        match (self.copy, self.pass) {
+            (CopyKind::Boxes, Pass::Forward) if self.bytes_with(2) <= SM90_SHARED_BYTES => 2,
             _ => 1,
         }
     }
@@ -212,22 +212,32 @@ impl Plan {
         self.tile.block_m / WARPGROUP_ROWS
     }
 
+    /// Owned buffers: Q; Q and dO; K and V.
+    const fn owned_buffers(&self) -> usize {
+        match self.pass {
+            Pass::Forward => 1,
+            Pass::Dq | Pass::Dkv => 2,
+        }
+    }
+
     /// Barriers in shared memory by which [`CopyKind::Boxes`] tells that a stage is full or empty.
     pub const fn barriers(&self) -> usize {
         match self.copy {
-            CopyKind::Boxes => 2 * (self.owned_stages() + 2 * self.stages()),
+            CopyKind::Boxes => 2 * (self.owned_buffers() * self.owned_stages() + 2 * self.stages()),
             _ => 0,
         }
     }
 
-    /// Lengths of the vectors that hold a unit's scores, probabilities in pairs, and outputs of
-    /// [`UnitKind::Wgmma`]: powers of two, since a vector is aligned to its size.
-    pub const fn held(&self) -> [usize; 3] {
-        let (scores, outputs) = (self.tile.block_n / 2, self.tile.val_pad / 2);
+    /// Lengths of the vectors that hold a unit's scores, probabilities in pairs, and sums over
+    /// `head_pad` and `val_pad` columns of [`UnitKind::Wgmma`]: powers of two, since a vector is
+    /// aligned to its size.
+    pub const fn held(&self) -> [usize; 4] {
+        let scores = self.tile.block_n / 2;
         [
             scores.next_power_of_two(),
             (scores / 2).next_power_of_two(),
-            outputs.next_power_of_two(),
+            (self.tile.head_pad / 2).next_power_of_two(),
+            (self.tile.val_pad / 2).next_power_of_two(),
         ]
     }
 

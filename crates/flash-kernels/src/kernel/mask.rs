@@ -221,6 +221,48 @@ impl<M: Int> Mask<M> {
         }
     }
 
+    /// `Self::apply_transposed` at the least cost. Without a bool mask, rows past the last key keep
+    /// what they have.
+    pub fn hide_transposed<U: MatrixUnit>(
+        &self,
+        s: &mut U::Frag,
+        query_start: u32,
+        key_start: u32,
+        dropped: f32,
+        #[comptime] plan: Plan,
+    ) {
+        if comptime!(plan.masking == Masking::Dense) {
+            self.apply_transposed::<U>(s, query_start, key_start, dropped, plan);
+        } else if comptime!(self.causality == Causality::Causal) {
+            self.apply_begin::<U>(s, query_start, key_start, dropped, plan);
+        }
+    }
+
+    /// `Self::apply_transposed` under a causal mask alone: the queries that see a key begin somewhere.
+    fn apply_begin<U: MatrixUnit>(
+        &self,
+        s: &mut U::Frag,
+        query_start: u32,
+        key_start: u32,
+        dropped: f32,
+        #[comptime] plan: Plan,
+    ) {
+        let rows = U::rows(&*s);
+        let cols = U::cols(&*s);
+        #[unroll]
+        for r in 0..rows {
+            let k = key_start + U::row(&*s, r, plan);
+            let begin = saturating(k + self.seqlen_q, self.seqlen_k);
+            let blind = saturating(begin, query_start);
+            #[unroll]
+            for c in 0..cols {
+                let keep = U::col(&*s, c, plan) >= blind;
+                let x = select(keep, U::get(&*s, r, c), dropped);
+                U::set(s, r, c, x);
+            }
+        }
+    }
+
     /// `Self::apply` where rows are keys and columns queries.
     pub fn apply_transposed<U: MatrixUnit>(
         &self,

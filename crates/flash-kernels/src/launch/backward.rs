@@ -5,18 +5,20 @@ use half::{bf16, f16};
 
 use super::{
     ForwardOutput, Launch, MaskView, TensorView, address_type, alignment, bindable, check_views,
-    dispatch, empty, grid, mask_arg,
+    dispatch, empty, forward::class_for, grid, mask_arg,
 };
 use crate::{
     AttentionError, AttentionProblem, FloatKind,
     kernel::{
         backward::{delta, dkv, dq},
         seq::Seq,
-        unit::MatrixUnit,
+        unit::{HalfFloat, MatrixUnit},
     },
     plan::{Pass, Plan},
     select::{Alignment, DeviceClass, select, widest},
 };
+
+mod overlapped;
 
 /// Which gradients are asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -109,8 +111,9 @@ pub fn backward(
     wanted: Wanted,
 ) -> Result<Gradients, AttentionError> {
     let BackwardInputs { q, k, v, d_out, .. } = inputs;
+    let device = class_for(client, problem, &[q, k, v, d_out]);
     let alignment = alignment(&[q, k, v, d_out], problem);
-    let plans = BackwardPlans::of(&DeviceClass::of(client), problem, alignment)?;
+    let plans = BackwardPlans::of(&device, problem, alignment)?;
     backward_with(client, problem, &plans, inputs, wanted)
 }
 
@@ -126,9 +129,16 @@ pub fn backward_with(
     inputs: BackwardInputs,
     wanted: Wanted,
 ) -> Result<Gradients, AttentionError> {
-    let BackwardInputs { q, k, v, mask, .. } = inputs;
+    let BackwardInputs {
+        q,
+        k,
+        v,
+        d_out,
+        mask,
+        ..
+    } = inputs;
     check_views(problem, q, k, v, mask)?;
-    let device = DeviceClass::of(client);
+    let device = class_for(client, problem, &[q, k, v, d_out]);
     plans.dq.check(&device)?;
     plans.dkv.check(&device)?;
     check_outputs(problem, &inputs)?;
@@ -332,6 +342,10 @@ impl Launch for DqLaunch<'_> {
         }
         Ok(())
     }
+
+    fn launch_overlapped<E: HalfFloat>(&self) -> Result<(), AttentionError> {
+        overlapped::dq::<E>(self)
+    }
 }
 
 struct DkvLaunch<'a> {
@@ -339,6 +353,17 @@ struct DkvLaunch<'a> {
     plan: &'a Plan,
     dk: &'a TensorView,
     dv: &'a TensorView,
+}
+
+impl DkvLaunch<'_> {
+    /// The buffer of both, and the element of it at which dv begins.
+    fn buffer(&self) -> (cubecl::server::Handle, usize) {
+        let start = |view: &TensorView| view.handle.offset_start.unwrap_or(0) as usize;
+        let dv_offset = (start(self.dv) - start(self.dk)) / self.call.problem.dtype.bytes();
+        let mut both = self.dk.handle.clone();
+        both.offset_end = None;
+        (both, dv_offset)
+    }
 }
 
 impl Launch for DkvLaunch<'_> {
@@ -357,10 +382,7 @@ impl Launch for DkvLaunch<'_> {
         let (mask, mask_type) = mask_arg(client, inputs.mask);
         let [q, k, v, d_out] =
             [inputs.q, inputs.k, inputs.v, inputs.d_out].map(|view| bindable(client, view).arg());
-        let start = |view: &TensorView| view.handle.offset_start.unwrap_or(0) as usize;
-        let dv_offset = (start(self.dv) - start(self.dk)) / problem.dtype.bytes();
-        let mut both = self.dk.handle.clone();
-        both.offset_end = None;
+        let (both, dv_offset) = self.buffer();
         let len = dv_offset + self.dv.reach();
         // SAFETY: every access of the kernel is guarded by the lengths given here.
         unsafe {
@@ -387,5 +409,9 @@ impl Launch for DkvLaunch<'_> {
             );
         }
         Ok(())
+    }
+
+    fn launch_overlapped<E: HalfFloat>(&self) -> Result<(), AttentionError> {
+        overlapped::dkv::<E>(self)
     }
 }

@@ -224,7 +224,7 @@ fn pair_of<U: MatrixUnit>(
 
 /// `s = p`, for columns that are queries.
 #[cube]
-fn probabilities<U: MatrixUnit>(
+pub(super) fn probabilities<U: MatrixUnit>(
     s: &mut U::Frag,
     pairs: &Shared<[Vector<f32, Const<2>>]>,
     step: u32,
@@ -247,7 +247,7 @@ fn probabilities<U: MatrixUnit>(
 
 /// `dp = ds`, for columns that are queries. Where `p` is 0 so is `ds`, whatever `dp`.
 #[cube]
-fn gradients<U: MatrixUnit>(
+pub(super) fn gradients<U: MatrixUnit>(
     dp: &mut U::Frag,
     p: &U::Frag,
     pairs: &Shared<[Vector<f32, Const<2>>]>,

@@ -6,4 +6,7 @@
 
 pub mod delta;
 pub mod dkv;
+pub mod dkv_overlapped;
 pub mod dq;
+pub mod dq_overlapped;
+pub mod overlapped;

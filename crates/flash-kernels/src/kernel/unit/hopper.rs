@@ -98,3 +98,46 @@ pub fn copy_box(to: u32, map: u64, barrier: u32, col: u32, row: u32, head: u32, 
         b = in(_) u32::cast_from(barrier)
     );
 }
+
+/// Waits for the `units` units that multiply; the others do not take part.
+#[cube]
+pub fn consumer_barrier(#[comptime] units: u32) {
+    gpu_asm!("bar.sync 1, {units};");
+}
+
+/// Waits for the units of the plane and shows them what each has written.
+#[cube]
+pub fn plane_barrier() {
+    gpu_asm!("bar.warp.sync 0xffffffff;");
+}
+
+/// Shows what this unit wrote to shared memory to products and the copy engine.
+#[cube]
+pub fn async_fence() {
+    gpu_asm!("fence.proxy.async.shared::cta;");
+}
+
+/// 16 bytes at `address` of shared memory.
+#[cube]
+pub fn load_words(address: u32) -> Vector<u32, Const<4>> {
+    let out: Vector<u32, Const<4>>;
+    gpu_asm!(
+        "ld.shared.v4.b32 {o}, [{a}];",
+        o = out(_) out,
+        a = in(_) u32::cast_from(address)
+    );
+    out
+}
+
+/// Writes them.
+#[cube]
+pub fn store_words(address: u32, words: Vector<u32, Const<4>>) {
+    gpu_asm!(
+        "st.shared.v4.b32 [{a}], {{{x}, {y}, {z}, {w}}};",
+        a = in(_) u32::cast_from(address),
+        x = in(_) words.extract(0usize),
+        y = in(_) words.extract(1usize),
+        z = in(_) words.extract(2usize),
+        w = in(_) words.extract(3usize)
+    );
+}

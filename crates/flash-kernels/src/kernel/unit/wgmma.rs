@@ -88,10 +88,15 @@ pub fn settled<N: Size>(
     frag
 }
 
-/// `acc`, once all products are done, of which `product` was started from it.
+/// `acc` of `cols` columns, once all products but the latest `pending` are done: `product` was one.
 #[cube]
-pub fn settle<N: Size>(acc: &mut SeenFrag, product: Vector<f32, N>, #[comptime] cols: usize) {
-    let done = wgmma_ops::wait::<N>(product, 0usize, cols);
+pub fn settle<N: Size>(
+    acc: &mut SeenFrag,
+    product: Vector<f32, N>,
+    #[comptime] pending: usize,
+    #[comptime] cols: usize,
+) {
+    let done = wgmma_ops::wait::<N>(product, pending, cols);
     put::<N>(acc, done);
 }
 

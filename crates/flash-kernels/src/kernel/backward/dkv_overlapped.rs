@@ -1,0 +1,310 @@
+//! The gradients of keys and values where matrix products run by themselves: the scores of the next
+//! queries are on their way during the last sum of these.
+
+use cubecl::prelude::*;
+use cubecl_cpp::cuda::ptx::tensor_map_address;
+
+use super::{
+    dkv::{gradients, probabilities},
+    overlapped::{GradientMaps, GradientProblem, REGISTERS},
+};
+use crate::{
+    kernel::{
+        epilogue::{Place as Rows, store_scaled_pieces},
+        mask::{QueryRange, query_phase},
+        ring::{GradientRings, Place},
+        seq::{Seq, position},
+        unit::{
+            HalfFloat, hopper,
+            wgmma::{self, Seen, SeenFrag},
+            wgmma_ops::one_cube,
+        },
+    },
+    plan::Plan,
+};
+
+/// As [`dkv`](super::dkv::dkv), for 16-bit elements.
+///
+/// Shapes: q, k, v and d_out behind tensor maps `[batch, heads, seqlen, dim]`; `walked` as in
+/// [`GradientMaps`]; stats of `super::delta`; d_kv as in `dkv`, `dv_offset` a multiple of 8.
+///
+/// A cube owns `block_m` keys of one key head, 64 to a warpgroup, and walks the queries of its group
+/// that see them; the last warpgroup copies. Rows of the products are keys: they are left operands
+/// of the sums without leaving registers. `S`, `P`, `A` and `B` hold a unit's part of the scores, of
+/// what is made of them, of dk and of dv.
+#[cube(launch_unchecked, address_type = "dynamic")]
+pub fn dkv_overlapped<E: HalfFloat, M: Int, S: Size, P: Size, A: Size, B: Size>(
+    q: &TensorMap<E, Tiled>,
+    k: &TensorMap<E, Tiled>,
+    v: &TensorMap<E, Tiled>,
+    d_out: &TensorMap<E, Tiled>,
+    stats: &[Vector<f32, Const<2>>],
+    mask: ComptimeOption<OwnedTensor<M>>,
+    d_kv: &mut [Vector<u32, Const<4>>],
+    cubes: u32,
+    dv_offset: usize,
+    heads: u32,
+    group: u32,
+    walked: u32,
+    seqlen_q: u32,
+    seqlen_k: u32,
+    head_dim: u32,
+    val_dim: u32,
+    scale: f32,
+    scale_log2: f32,
+    #[comptime] plan: Plan,
+    #[define(M)] _mask_type: ElemType,
+) {
+    one_cube();
+    let position = position();
+    if position < cubes {
+        let problem = GradientProblem::<M> {
+            mask,
+            heads,
+            group,
+            seqlen_q,
+            seqlen_k,
+            head_dim,
+            val_dim,
+            scale,
+            scale_log2,
+        };
+        let rings = GradientRings::new(plan);
+        let pairs = Shared::<[Vector<f32, Const<2>>]>::new_slice(comptime!(plan.stats_len()));
+        let seq = Seq::of_keys(position, (heads / group) as usize, seqlen_k as usize, plan);
+        let consumers = comptime!(plan.consumers() as u32);
+        let warpgroup = hopper::uniform(UNIT_POS / 128u32);
+        if warpgroup == consumers {
+            hopper::release_registers(comptime!(REGISTERS.0));
+            if UNIT_POS == comptime!(128 * consumers) {
+                let maps = GradientMaps {
+                    q: tensor_map_address(q),
+                    k: tensor_map_address(k),
+                    v: tensor_map_address(v),
+                    d_out: tensor_map_address(d_out),
+                    walked,
+                };
+                produce::<M>(&rings, &problem, &maps, &seq, plan);
+            } else if hopper::uniform(UNIT_POS / 32u32) == comptime!(4 * consumers + 1) {
+                bring_pairs::<M>(&rings, &problem, &seq, stats, &pairs, plan);
+            }
+        } else {
+            hopper::claim_registers(comptime!(REGISTERS.1));
+            let (dk, dv) =
+                consume::<E, M, S, P, A, B>(&rings, &problem, warpgroup, &seq, &pairs, plan);
+            store::<E, M>(&dk, &dv, &problem, &seq, d_kv, dv_offset, plan);
+        }
+    }
+}
+
+/// The query tiles of these keys, the same for each head. Keys that no query sees visit one tile,
+/// masked.
+#[cube]
+fn visited<M: Int>(problem: &GradientProblem<M>, seq: &Seq, #[comptime] plan: Plan) -> QueryRange {
+    let head = seq.head * problem.group as usize;
+    let range = problem
+        .mask_of(seq.batch, head, plan)
+        .q_range(seq.start, plan);
+    QueryRange {
+        begin: min(range.begin, range.end - 1u32),
+        inner_begin: range.inner_begin,
+        end: range.end,
+    }
+}
+
+/// Has the tiles copied in the order in which they are multiplied.
+#[cube]
+fn produce<M: Int>(
+    rings: &GradientRings,
+    problem: &GradientProblem<M>,
+    maps: &GradientMaps,
+    seq: &Seq,
+    #[comptime] plan: Plan,
+) {
+    let keys = Place {
+        batch: seq.batch as u32,
+        head: seq.head as u32,
+        row: seq.start,
+    };
+    rings.own_head.fill(0u32, maps.k, maps.of(keys, 1u32));
+    let range = visited(problem, seq, plan);
+    let mut at = 0u32.runtime();
+    for member in 0..problem.group {
+        for step in range.begin..range.end {
+            let queries = Place {
+                batch: seq.batch as u32,
+                head: seq.head as u32 * problem.group + member,
+                row: step * comptime!(plan.tile.block_n as u32),
+            };
+            rings.head.fill(at, maps.q, maps.of(queries, 0u32));
+            if at == 0u32 {
+                rings.own_val.fill(0u32, maps.v, maps.of(keys, 2u32));
+            }
+            rings.val.fill(at, maps.d_out, maps.of(queries, 3u32));
+            at += 1u32;
+        }
+    }
+}
+
+/// Brings the statistics of the queries, in the order of their tiles; zeros past the end, where q and
+/// dO are zero too, so that nothing is added. One plane calls it.
+#[cube]
+fn bring_pairs<M: Int>(
+    rings: &GradientRings,
+    problem: &GradientProblem<M>,
+    seq: &Seq,
+    stats: &[Vector<f32, Const<2>>],
+    pairs: &Shared<[Vector<f32, Const<2>>]>,
+    #[comptime] plan: Plan,
+) {
+    let block_n = comptime!(plan.tile.block_n as u32);
+    let mut pairs = pairs.clone();
+    let range = visited(problem, seq, plan);
+    let mut at = 0u32.runtime();
+    for member in 0..problem.group {
+        let head = seq.head * problem.group as usize + member as usize;
+        let line = problem.line(seq.batch, head);
+        for step in range.begin..range.end {
+            rings.head.await_empty(at);
+            #[unroll]
+            for i in 0..comptime!(block_n.div_ceil(32)) {
+                let column = UNIT_POS % 32u32 + comptime!(32 * i);
+                if column < block_n {
+                    let q = step * block_n + column;
+                    let mut pair = Vector::<f32, Const<2>>::new(0.0);
+                    if q < problem.seqlen_q {
+                        pair = stats[line + q as usize];
+                    }
+                    pairs[((at % 2u32) * block_n + column) as usize] = pair;
+                }
+            }
+            // One unit arrives for the whole plane.
+            hopper::plane_barrier();
+            rings.head.arrive_full(at);
+            at += 1u32;
+        }
+    }
+}
+
+/// Multiplies the tiles, 64 rows of the key tile: dk, not scaled yet, and dv.
+#[cube]
+fn consume<E: HalfFloat, M: Int, S: Size, P: Size, A: Size, B: Size>(
+    rings: &GradientRings,
+    problem: &GradientProblem<M>,
+    warpgroup: u32,
+    seq: &Seq,
+    pairs: &Shared<[Vector<f32, Const<2>>]>,
+    #[comptime] plan: Plan,
+) -> (SeenFrag, SeenFrag) {
+    let (block_n, head_pad, val_pad) =
+        comptime!((plan.tile.block_n, plan.tile.head_pad, plan.tile.val_pad));
+    let range = visited(problem, seq, plan);
+    let last = problem.group * (range.end - range.begin) - 1u32;
+    let mut dk = wgmma::zeros(head_pad);
+    let mut dv = wgmma::zeros(val_pad);
+    let mut at = 0u32.runtime();
+    rings.own_head.await_full(0u32);
+    let first = scores::<E, S>(rings, warpgroup, 0u32, plan);
+    let mut s = wgmma::settled::<S>(first, 0usize, block_n);
+    rings.own_val.await_full(0u32);
+    for member in 0..problem.group {
+        let head = seq.head * problem.group as usize + member as usize;
+        let mask = problem.mask_of(seq.batch, head, plan);
+        #[unroll]
+        for phase in 0..2u32 {
+            let masked = comptime!(phase == 0);
+            let (from, to) = query_phase(range.begin, range.inner_begin, range.end, phase);
+            for step in from..to {
+                if masked {
+                    rings.head.make_finite::<E>(at, plan);
+                }
+                let dp = value_products::<E, S>(rings, warpgroup, at, plan);
+                probabilities::<Seen<E>>(&mut s, pairs, at, problem.scale_log2, plan);
+                if masked {
+                    let queries = step * comptime!(plan.tile.block_n as u32);
+                    mask.hide_transposed::<Seen<E>>(
+                        &mut s,
+                        queries,
+                        seq.start,
+                        f32::new(0.0),
+                        plan,
+                    );
+                }
+                let p = wgmma::packed::<E, P>(&s);
+                let (q_tile, d_out_tile) = (rings.head.tile(at), rings.val.tile(at));
+                let dv_sum = wgmma::start_accumulate::<E, B, P>(&dv, p, d_out_tile, val_pad, plan);
+                let mut dp = wgmma::settled::<S>(dp, 1usize, block_n);
+                gradients::<Seen<E>>(&mut dp, &s, pairs, at, plan);
+                let ds = wgmma::packed::<E, P>(&dp);
+                let dk_sum = wgmma::start_accumulate::<E, A, P>(&dk, ds, q_tile, head_pad, plan);
+                wgmma::settle::<B>(&mut dv, dv_sum, 1usize, val_pad);
+                rings.val.release(at);
+                // Not earlier: its registers are those of `p`. The last scores are computed again
+                // instead of none: no branch around a product.
+                let next = scores::<E, S>(rings, warpgroup, min(at + 1u32, last), plan);
+                wgmma::settle::<A>(&mut dk, dk_sum, 1usize, head_pad);
+                rings.head.release(at);
+                wgmma::settle::<S>(&mut s, next, 0usize, block_n);
+                at += 1u32;
+            }
+        }
+    }
+    (dk, dv)
+}
+
+/// Starts the scores of query tile `at`, keys by queries.
+#[cube]
+fn scores<E: HalfFloat, S: Size>(
+    rings: &GradientRings,
+    warpgroup: u32,
+    at: u32,
+    #[comptime] plan: Plan,
+) -> Vector<f32, S> {
+    rings.head.await_full(at);
+    let (keys, queries) = (rings.own_head.tile(0u32), rings.head.tile(at));
+    let depth = comptime!(plan.tile.head_pad);
+    wgmma::start_product::<E, S>(keys, queries, warpgroup, depth, plan)
+}
+
+/// Starts `v·dOᵀ` of query tile `at`.
+#[cube]
+fn value_products<E: HalfFloat, S: Size>(
+    rings: &GradientRings,
+    warpgroup: u32,
+    at: u32,
+    #[comptime] plan: Plan,
+) -> Vector<f32, S> {
+    rings.val.await_full(at);
+    let (values, d_outs) = (rings.own_val.tile(0u32), rings.val.tile(at));
+    let depth = comptime!(plan.tile.val_pad);
+    wgmma::start_product::<E, S>(values, d_outs, warpgroup, depth, plan)
+}
+
+/// Stores dk, scaled, and dv.
+#[cube]
+fn store<E: HalfFloat, M: Int>(
+    dk: &SeenFrag,
+    dv: &SeenFrag,
+    problem: &GradientProblem<M>,
+    seq: &Seq,
+    d_kv: &mut [Vector<u32, Const<4>>],
+    dv_offset: usize,
+    #[comptime] plan: Plan,
+) {
+    let kv_heads = (problem.heads / problem.group) as usize;
+    let line = (seq.batch * kv_heads + seq.head) * problem.seqlen_k as usize + seq.start as usize;
+    let rows = problem.seqlen_k - seq.start;
+    let dk_place = Rows {
+        first: line * problem.head_dim as usize,
+        rows,
+        dim: problem.head_dim as usize,
+    };
+    let dv_place = Rows {
+        first: dv_offset + line * problem.val_dim as usize,
+        rows,
+        dim: problem.val_dim as usize,
+    };
+    let (head_pad, val_pad) = comptime!((plan.tile.head_pad, plan.tile.val_pad));
+    store_scaled_pieces::<E>(dk, problem.scale, d_kv, &dk_place, head_pad, plan);
+    store_scaled_pieces::<E>(dv, f32::new(1.0), d_kv, &dv_place, val_pad, plan);
+}
