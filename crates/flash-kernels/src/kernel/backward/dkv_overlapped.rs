@@ -15,7 +15,7 @@ use crate::{
         ring::{GradientRings, Place},
         seq::{Seq, position},
         unit::{
-            HalfFloat, hopper,
+            HalfFloat, hopper, ptx,
             wgmma::{self, Seen, SeenFrag},
             wgmma_ops::one_cube,
         },
@@ -76,6 +76,7 @@ pub fn dkv_overlapped<E: HalfFloat, M: Int, S: Size, P: Size, A: Size, B: Size>(
         let warpgroup = hopper::uniform(UNIT_POS / 128u32);
         if warpgroup == consumers {
             hopper::release_registers(comptime!(REGISTERS.0));
+            let plane = hopper::uniform(UNIT_POS / 32u32);
             if UNIT_POS == comptime!(128 * consumers) {
                 let maps = GradientMaps {
                     q: tensor_map_address(q),
@@ -85,7 +86,7 @@ pub fn dkv_overlapped<E: HalfFloat, M: Int, S: Size, P: Size, A: Size, B: Size>(
                     walked,
                 };
                 produce::<M>(&rings, &problem, &maps, &seq, plan);
-            } else if hopper::uniform(UNIT_POS / 32u32) == comptime!(4 * consumers + 1) {
+            } else if plane == comptime!(4 * consumers + 1) {
                 bring_pairs::<M>(&rings, &problem, &seq, stats, &pairs, plan);
             }
         } else {
@@ -100,7 +101,11 @@ pub fn dkv_overlapped<E: HalfFloat, M: Int, S: Size, P: Size, A: Size, B: Size>(
 /// The query tiles of these keys, the same for each head. Keys that no query sees visit one tile,
 /// masked.
 #[cube]
-fn visited<M: Int>(problem: &GradientProblem<M>, seq: &Seq, #[comptime] plan: Plan) -> QueryRange {
+fn visited<M: Int>(
+    problem: &GradientProblem<M>,
+    seq: &Seq,
+    #[comptime] plan: Plan,
+) -> QueryRange {
     let head = seq.head * problem.group as usize;
     let range = problem
         .mask_of(seq.batch, head, plan)
@@ -112,7 +117,24 @@ fn visited<M: Int>(problem: &GradientProblem<M>, seq: &Seq, #[comptime] plan: Pl
     }
 }
 
-/// Has the tiles copied in the order in which they are multiplied.
+/// Where the query tile is that comes as number `at` of these keys: head by head.
+#[cube]
+fn place_at<M: Int>(
+    problem: &GradientProblem<M>,
+    seq: &Seq,
+    range: &QueryRange,
+    at: u32,
+    #[comptime] plan: Plan,
+) -> Place {
+    let tiles = range.end - range.begin;
+    Place {
+        batch: seq.batch as u32,
+        head: seq.head as u32 * problem.group + at / tiles,
+        row: (range.begin + at % tiles) * comptime!(plan.tile.block_n as u32),
+    }
+}
+
+/// Has the tiles copied in the order in which they are multiplied. One unit calls it.
 #[cube]
 fn produce<M: Int>(
     rings: &GradientRings,
@@ -128,21 +150,17 @@ fn produce<M: Int>(
     };
     rings.own_head.fill(0u32, maps.k, maps.of(keys, 1u32));
     let range = visited(problem, seq, plan);
+    let count = problem.group * (range.end - range.begin);
     let mut at = 0u32.runtime();
-    for member in 0..problem.group {
-        for step in range.begin..range.end {
-            let queries = Place {
-                batch: seq.batch as u32,
-                head: seq.head as u32 * problem.group + member,
-                row: step * comptime!(plan.tile.block_n as u32),
-            };
-            rings.head.fill(at, maps.q, maps.of(queries, 0u32));
-            if at == 0u32 {
-                rings.own_val.fill(0u32, maps.v, maps.of(keys, 2u32));
-            }
-            rings.val.fill(at, maps.d_out, maps.of(queries, 3u32));
-            at += 1u32;
+    // Unrolled, the loop would need more registers than are left to it.
+    while at < ptx::opaque(count) {
+        let queries = place_at(problem, seq, &range, at, plan);
+        rings.head.fill(at, maps.q, maps.of(queries, 0u32));
+        if at == 0u32 {
+            rings.own_val.fill(0u32, maps.v, maps.of(keys, 2u32));
         }
+        rings.val.fill(at, maps.d_out, maps.of(queries, 3u32));
+        at += 1u32;
     }
 }
 
@@ -160,29 +178,27 @@ fn bring_pairs<M: Int>(
     let block_n = comptime!(plan.tile.block_n as u32);
     let mut pairs = pairs.clone();
     let range = visited(problem, seq, plan);
+    let count = problem.group * (range.end - range.begin);
     let mut at = 0u32.runtime();
-    for member in 0..problem.group {
-        let head = seq.head * problem.group as usize + member as usize;
-        let line = problem.line(seq.batch, head);
-        for step in range.begin..range.end {
-            rings.head.await_empty(at);
-            #[unroll]
-            for i in 0..comptime!(block_n.div_ceil(32)) {
-                let column = UNIT_POS % 32u32 + comptime!(32 * i);
-                if column < block_n {
-                    let q = step * block_n + column;
-                    let mut pair = Vector::<f32, Const<2>>::new(0.0);
-                    if q < problem.seqlen_q {
-                        pair = stats[line + q as usize];
-                    }
-                    pairs[((at % 2u32) * block_n + column) as usize] = pair;
-                }
+    // As in `produce`.
+    while at < ptx::opaque(count) {
+        let queries = place_at(problem, seq, &range, at, plan);
+        let line = problem.line(queries.batch as usize, queries.head as usize);
+        rings.head.await_empty(at);
+        #[unroll]
+        for i in 0..comptime!(block_n.div_ceil(32)) {
+            let column = UNIT_POS % 32u32 + comptime!(32 * i);
+            let q = queries.row + column;
+            let mut pair = Vector::<f32, Const<2>>::new(0.0);
+            if q < problem.seqlen_q {
+                pair = stats[line + q as usize];
             }
-            // One unit arrives for the whole plane.
-            hopper::plane_barrier();
-            rings.head.arrive_full(at);
-            at += 1u32;
+            pairs[((at % 2u32) * block_n + column) as usize] = pair;
         }
+        // One unit arrives for the whole plane.
+        sync_plane();
+        rings.head.arrive_full(at);
+        at += 1u32;
     }
 }
 

@@ -105,12 +105,6 @@ pub fn consumer_barrier(#[comptime] units: u32) {
     gpu_asm!("bar.sync 1, {units};");
 }
 
-/// Waits for the units of the plane and shows them what each has written.
-#[cube]
-pub fn plane_barrier() {
-    gpu_asm!("bar.warp.sync 0xffffffff;");
-}
-
 /// Shows what this unit wrote to shared memory to products and the copy engine.
 #[cube]
 pub fn async_fence() {
