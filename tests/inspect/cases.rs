@@ -162,6 +162,7 @@ fn asks_of_wgmma() -> Vec<Ask> {
     let masking = Masking::Dense;
     let masked = both(FloatKind::F16, &[128, 192, 256]).into_iter();
     asks.extend(masked.map(|ask| Ask { masking, ..ask }));
+    asks.extend(gradients_of_wgmma());
     let scale = -0.125;
     let full = Ask::new(FloatKind::Bf16, 128);
     asks.extend([
@@ -171,6 +172,20 @@ fn asks_of_wgmma() -> Vec<Ask> {
             ..full
         },
     ]);
+    asks
+}
+
+/// The gradient's kernels: full as well, between the head sizes of rows, and with a mask.
+fn gradients_of_wgmma() -> Vec<Ask> {
+    let mut asks = gradients(FloatKind::Bf16, &[40, 80, 96, 128]);
+    // Beyond 128 columns dkv is `Mma`'s.
+    asks.extend(gradients(FloatKind::F16, &[192]).into_iter().take(1));
+    let causality = Causality::Full;
+    let full = gradients(FloatKind::F16, &[64, 128]).into_iter();
+    asks.extend(full.map(|ask| Ask { causality, ..ask }));
+    let masking = Masking::Dense;
+    let masked = gradients(FloatKind::F16, &[64, 128]).into_iter();
+    asks.extend(masked.map(|ask| Ask { masking, ..ask }));
     asks
 }
 

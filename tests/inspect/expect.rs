@@ -1,6 +1,8 @@
 //! What must hold of a kernel, as one table.
 
-use flash_kernels::{CopyKind, Masking, Pass, Plan, UnitKind, codegen::Target, plan::QueryOperand};
+use flash_kernels::{
+    Causality, CopyKind, Masking, Pass, Plan, UnitKind, codegen::Target, plan::QueryOperand,
+};
 
 use super::{
     measure::{Measure, Measures},
@@ -101,10 +103,10 @@ pub const EXPECTATIONS: &[Expectation] = &[
         Exactly(warpgroup_products),
     ),
     row(
-        "warpgroups multiply in the walk over keys",
+        "warpgroups multiply in the walk",
         Measure::WalkedProducts,
         is_wgmma,
-        Exactly(|plan| steps(plan) * warpgroup_step(plan)),
+        Exactly(|plan| warpgroup_steps(plan) * warpgroup_step(plan)),
     ),
     row(
         "warpgroup products run by themselves",
@@ -276,15 +278,37 @@ fn steps(plan: &Plan) -> usize {
     }
 }
 
-/// `wgmma` of a warpgroup: the scores of the first query tile, then scores and outputs of each copy of
-/// a step and of the step from one query tile to the next, then the last outputs.
+/// `wgmma` of a warpgroup. Forward: the scores of the first query tile, then scores and outputs of each
+/// copy of a step and of the step from one query tile to the next, then the last outputs. Dq: likewise
+/// for the one query tile. Dkv: the first scores, then those of the next queries in each step.
 fn warpgroup_products(plan: &Plan) -> usize {
-    (steps(plan) + 2) * warpgroup_step(plan)
+    let walked = warpgroup_steps(plan) * warpgroup_step(plan);
+    match plan.pass {
+        Pass::Forward => walked + 2 * warpgroup_step(plan),
+        Pass::Dq => walked + warpgroup_step(plan),
+        Pass::Dkv => walked + plan.tile.head_pad / 16,
+    }
 }
 
-/// `wgmma` of a step: scores of one key tile and outputs of another.
+/// Copies of a step of warpgroups. Where every query sees every key, dkv masks no step: its rows past
+/// the last key are not stored.
+fn warpgroup_steps(plan: &Plan) -> usize {
+    match (plan.pass, plan.causality) {
+        (Pass::Dkv, Causality::Full) => 1,
+        _ => steps(plan),
+    }
+}
+
+/// `wgmma` of a step: scores of one tile, what is summed over another, and the product of values and
+/// the gradient of the output.
 fn warpgroup_step(plan: &Plan) -> usize {
-    plan.tile.head_pad / 16 + plan.tile.block_n / 16
+    let tile = plan.tile;
+    let (head, val, sum) = (tile.head_pad / 16, tile.val_pad / 16, tile.block_n / 16);
+    match plan.pass {
+        Pass::Forward => head + sum,
+        Pass::Dq => head + val + sum,
+        Pass::Dkv => head + val + 2 * sum,
+    }
 }
 
 /// `mma.sync` of a plane: the products of a step, in each of its copies.

@@ -101,11 +101,7 @@ pub fn dkv_overlapped<E: HalfFloat, M: Int, S: Size, P: Size, A: Size, B: Size>(
 /// The query tiles of these keys, the same for each head. Keys that no query sees visit one tile,
 /// masked.
 #[cube]
-fn visited<M: Int>(
-    problem: &GradientProblem<M>,
-    seq: &Seq,
-    #[comptime] plan: Plan,
-) -> QueryRange {
+fn visited<M: Int>(problem: &GradientProblem<M>, seq: &Seq, #[comptime] plan: Plan) -> QueryRange {
     let head = seq.head * problem.group as usize;
     let range = problem
         .mask_of(seq.batch, head, plan)
