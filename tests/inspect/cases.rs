@@ -179,7 +179,8 @@ fn asks_of_wgmma() -> Vec<Ask> {
 fn gradients_of_wgmma() -> Vec<Ask> {
     let mut asks = gradients(FloatKind::Bf16, &[40, 80, 96, 128]);
     // Beyond 128 columns dkv is `Mma`'s.
-    asks.extend(gradients(FloatKind::F16, &[192]).into_iter().take(1));
+    let wide = gradients(FloatKind::F16, &[192, 256]).into_iter();
+    asks.extend(wide.filter(|ask| ask.pass == Pass::Dq));
     let causality = Causality::Full;
     let full = gradients(FloatKind::F16, &[64, 128]).into_iter();
     asks.extend(full.map(|ask| Ask { causality, ..ask }));

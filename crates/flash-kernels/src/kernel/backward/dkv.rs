@@ -224,7 +224,7 @@ fn pair_of<U: MatrixUnit>(
 
 /// `s = p`, for columns that are queries.
 #[cube]
-pub(super) fn probabilities<U: MatrixUnit>(
+fn probabilities<U: MatrixUnit>(
     s: &mut U::Frag,
     pairs: &Shared<[Vector<f32, Const<2>>]>,
     step: u32,
@@ -247,7 +247,7 @@ pub(super) fn probabilities<U: MatrixUnit>(
 
 /// `dp = ds`, for columns that are queries. Where `p` is 0 so is `ds`, whatever `dp`.
 #[cube]
-pub(super) fn gradients<U: MatrixUnit>(
+fn gradients<U: MatrixUnit>(
     dp: &mut U::Frag,
     p: &U::Frag,
     pairs: &Shared<[Vector<f32, Const<2>>]>,

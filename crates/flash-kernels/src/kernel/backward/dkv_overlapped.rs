@@ -4,18 +4,16 @@
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::tensor_map_address;
 
-use super::{
-    dkv::{gradients, probabilities},
-    overlapped::{GradientMaps, GradientProblem, REGISTERS},
-};
+use super::overlapped::{GradientMaps, GradientProblem, REGISTERS, gradient_of};
 use crate::{
     kernel::{
         epilogue::{Place as Rows, store_scaled_pieces},
         mask::{QueryRange, query_phase},
         ring::{GradientRings, Place},
+        score,
         seq::{Seq, position},
         unit::{
-            HalfFloat, hopper, ptx,
+            HalfFloat, MatrixUnit, hopper, ptx,
             wgmma::{self, Seen, SeenFrag},
             wgmma_ops::one_cube,
         },
@@ -182,20 +180,50 @@ fn bring_pairs<M: Int>(
         let line = problem.line(queries.batch as usize, queries.head as usize);
         rings.head.await_empty(at);
         #[unroll]
-        for i in 0..comptime!(block_n.div_ceil(32)) {
-            let column = UNIT_POS % 32u32 + comptime!(32 * i);
-            let q = queries.row + column;
-            let mut pair = Vector::<f32, Const<2>>::new(0.0);
-            if q < problem.seqlen_q {
-                pair = stats[line + q as usize];
+        for i in 0..comptime!(block_n.div_ceil(64)) {
+            let two = UNIT_POS % 32u32 + comptime!(32 * i);
+            if 2u32 * two < block_n {
+                let (x, y) = (queries.row + 2u32 * two, queries.row + 2u32 * two + 1u32);
+                let x = pair_of(stats, line, x, problem.seqlen_q);
+                let y = pair_of(stats, line, y, problem.seqlen_q);
+                let to = (at % 2u32) * block_n + two;
+                pairs[to as usize] = both(x, y, 0usize);
+                pairs[(to + block_n / 2u32) as usize] = both(x, y, 1usize);
             }
-            pairs[((at % 2u32) * block_n + column) as usize] = pair;
         }
         // One unit arrives for the whole plane.
         sync_plane();
         rings.head.arrive_full(at);
         at += 1u32;
     }
+}
+
+/// The statistics of query `q`, zeros past the end.
+#[cube]
+fn pair_of(
+    stats: &[Vector<f32, Const<2>>],
+    line: usize,
+    q: u32,
+    seqlen_q: u32,
+) -> Vector<f32, Const<2>> {
+    let mut pair = Vector::<f32, Const<2>>::new(0.0);
+    if q < seqlen_q {
+        pair = stats[line + q as usize];
+    }
+    pair
+}
+
+/// The statistic `which` of two neighbours.
+#[cube]
+fn both(
+    x: Vector<f32, Const<2>>,
+    y: Vector<f32, Const<2>>,
+    #[comptime] which: usize,
+) -> Vector<f32, Const<2>> {
+    let mut out = Vector::<f32, Const<2>>::empty();
+    out.insert(0usize, x.extract(which));
+    out.insert(1usize, y.extract(which));
+    out
 }
 
 /// Multiplies the tiles, 64 rows of the key tile: dk, not scaled yet, and dv.
@@ -229,10 +257,8 @@ fn consume<E: HalfFloat, M: Int, S: Size, P: Size, A: Size, B: Size>(
             for step in from..to {
                 if masked {
                     rings.head.make_finite::<E>(at, plan);
-                }
-                let dp = value_products::<E, S>(rings, warpgroup, at, plan);
-                probabilities::<Seen<E>>(&mut s, pairs, at, problem.scale_log2, plan);
-                if masked {
+                    // Before the next product, whose registers a mask needs.
+                    probabilities::<E>(&mut s, pairs, at, problem.scale_log2, plan);
                     let queries = step * comptime!(plan.tile.block_n as u32);
                     mask.hide_transposed::<Seen<E>>(
                         &mut s,
@@ -242,11 +268,15 @@ fn consume<E: HalfFloat, M: Int, S: Size, P: Size, A: Size, B: Size>(
                         plan,
                     );
                 }
+                let dp = value_products::<E, S>(rings, warpgroup, at, plan);
+                if comptime!(!masked) {
+                    probabilities::<E>(&mut s, pairs, at, problem.scale_log2, plan);
+                }
                 let p = wgmma::packed::<E, P>(&s);
                 let (q_tile, d_out_tile) = (rings.head.tile(at), rings.val.tile(at));
                 let dv_sum = wgmma::start_accumulate::<E, B, P>(&dv, p, d_out_tile, val_pad, plan);
                 let mut dp = wgmma::settled::<S>(dp, 1usize, block_n);
-                gradients::<Seen<E>>(&mut dp, &s, pairs, at, plan);
+                gradients::<E>(&mut dp, &s, pairs, at, masked, plan);
                 let ds = wgmma::packed::<E, P>(&dp);
                 let dk_sum = wgmma::start_accumulate::<E, A, P>(&dk, ds, q_tile, head_pad, plan);
                 wgmma::settle::<B>(&mut dv, dv_sum, 1usize, val_pad);
@@ -319,4 +349,73 @@ fn store<E: HalfFloat, M: Int>(
     let (head_pad, val_pad) = comptime!((plan.tile.head_pad, plan.tile.val_pad));
     store_scaled_pieces::<E>(dk, problem.scale, d_kv, &dk_place, head_pad, plan);
     store_scaled_pieces::<E>(dv, f32::new(1.0), d_kv, &dv_place, val_pad, plan);
+}
+
+/// The statistic `which` of the two neighbouring columns of which `2·c` is the first.
+#[cube]
+fn two_of<E: HalfFloat>(
+    frag: &SeenFrag,
+    pairs: &Shared<[Vector<f32, Const<2>>]>,
+    at: u32,
+    #[comptime] which: u32,
+    #[comptime] c: usize,
+    #[comptime] plan: Plan,
+) -> Vector<f32, Const<2>> {
+    let block_n = comptime!(plan.tile.block_n as u32);
+    let first = (at % 2u32) * block_n + comptime!(which * block_n / 2);
+    pairs[(first + Seen::<E>::col(frag, comptime!(2 * c), plan) / 2u32) as usize]
+}
+
+/// `s = p`, for columns that are queries.
+#[cube]
+fn probabilities<E: HalfFloat>(
+    s: &mut SeenFrag,
+    pairs: &Shared<[Vector<f32, Const<2>>]>,
+    at: u32,
+    scale_log2: f32,
+    #[comptime] plan: Plan,
+) {
+    let rows = Seen::<E>::rows(&*s);
+    let cols = Seen::<E>::cols(&*s);
+    #[unroll]
+    for c in 0..comptime!(cols / 2) {
+        let lse = two_of::<E>(&*s, pairs, at, 0u32, c, plan);
+        #[unroll]
+        for r in 0..rows {
+            #[unroll]
+            for e in 0..2usize {
+                let x = Seen::<E>::get(&*s, r, comptime!(2 * c + e));
+                let p = score::probability(x, lse.extract(e), scale_log2, comptime!(plan.isa));
+                Seen::<E>::set(s, r, comptime!(2 * c + e), p);
+            }
+        }
+    }
+}
+
+/// `dp = ds`, for columns that are queries.
+#[cube]
+fn gradients<E: HalfFloat>(
+    dp: &mut SeenFrag,
+    p: &SeenFrag,
+    pairs: &Shared<[Vector<f32, Const<2>>]>,
+    at: u32,
+    #[comptime] masked: bool,
+    #[comptime] plan: Plan,
+) {
+    let rows = Seen::<E>::rows(p);
+    let cols = Seen::<E>::cols(p);
+    #[unroll]
+    for c in 0..comptime!(cols / 2) {
+        let delta = two_of::<E>(p, pairs, at, 1u32, c, plan);
+        #[unroll]
+        for r in 0..rows {
+            #[unroll]
+            for e in 0..2usize {
+                let x = Seen::<E>::get(&*dp, r, comptime!(2 * c + e));
+                let p = Seen::<E>::get(p, r, comptime!(2 * c + e));
+                let ds = gradient_of(p, x, delta.extract(e), masked);
+                Seen::<E>::set(dp, r, comptime!(2 * c + e), ds);
+            }
+        }
+    }
 }

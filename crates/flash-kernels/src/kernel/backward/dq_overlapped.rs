@@ -4,7 +4,7 @@
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::tensor_map_address;
 
-use super::overlapped::{GradientMaps, GradientProblem, REGISTERS};
+use super::overlapped::{GradientMaps, GradientProblem, REGISTERS, gradient_of};
 use crate::{
     kernel::{
         epilogue::{Place as Rows, store_scaled_pieces},
@@ -158,7 +158,7 @@ fn consume<E: HalfFloat, M: Int, S: Size, P: Size, A: Size>(
     }
     let mut dp = wgmma::settled::<S>(dp, 0usize, block_n);
     rings.val.release(0u32);
-    gradients::<E>(&mut dp, &s, &pairs, plan);
+    gradients::<E>(&mut dp, &s, &pairs, true, plan);
     if masked {
         rings.head.make_finite::<E>(0u32, plan);
     }
@@ -183,7 +183,7 @@ fn consume<E: HalfFloat, M: Int, S: Size, P: Size, A: Size>(
             rings.head.release(step - 1u32);
             let mut dp = wgmma::settled::<S>(dp, 0usize, block_n);
             rings.val.release(step);
-            gradients::<E>(&mut dp, &s, &pairs, plan);
+            gradients::<E>(&mut dp, &s, &pairs, masked, plan);
             if masked {
                 rings.head.make_finite::<E>(step, plan);
             }
@@ -288,16 +288,16 @@ fn gradients<E: HalfFloat>(
     dp: &mut SeenFrag,
     p: &SeenFrag,
     pairs: &Array<Vector<f32, Const<2>>>,
-    #[comptime] plan: Plan,
+    #[comptime] masked: bool,
+    #[comptime] _plan: Plan,
 ) {
-    let _ = comptime!(plan.isa);
     #[unroll]
     for r in 0..Seen::<E>::rows(p) {
         let delta = pairs[r].extract(1usize);
         #[unroll]
         for c in 0..Seen::<E>::cols(p) {
             let x = Seen::<E>::get(&*dp, r, c);
-            let ds = score::gradient(Seen::<E>::get(p, r, c), x, delta);
+            let ds = gradient_of(Seen::<E>::get(p, r, c), x, delta, masked);
             Seen::<E>::set(dp, r, c, ds);
         }
     }

@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use crate::{
-    kernel::{mask::Mask, ring::Place, supply::place_of},
+    kernel::{mask::Mask, ring::Place, score, supply::place_of},
     plan::Plan,
 };
 
@@ -76,5 +76,16 @@ impl<M: Int> GradientProblem<M> {
     /// The first row of a query head in tensors `[batch, heads, seqlen_q, ..]`.
     pub fn line(&self, batch: usize, head: usize) -> usize {
         (batch * self.heads as usize + head) * self.seqlen_q as usize
+    }
+}
+
+/// The gradient of a logit. Where no step drops a pair, `p` is not taken for an exact 0: two
+/// instructions less for each score.
+#[cube]
+pub fn gradient_of(p: f32, dp: f32, delta: f32, #[comptime] masked: bool) -> f32 {
+    if comptime!(masked) {
+        score::gradient(p, dp, delta)
+    } else {
+        score::gradient_of_seen(p, dp, delta)
     }
 }
