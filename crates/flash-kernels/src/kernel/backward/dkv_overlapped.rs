@@ -11,7 +11,7 @@ use crate::{
         mask::{QueryRange, query_phase},
         ring::{GradientRings, Place},
         score,
-        seq::{Seq, position},
+        seq::{Seq, position, position_again},
         unit::{
             HalfFloat, MatrixUnit, hopper, ptx,
             wgmma::{self, Seen, SeenFrag},
@@ -69,7 +69,6 @@ pub fn dkv_overlapped<E: HalfFloat, M: Int, S: Size, P: Size, A: Size, B: Size>(
         };
         let rings = GradientRings::new(plan);
         let pairs = Shared::<[Vector<f32, Const<2>>]>::new_slice(comptime!(plan.stats_len()));
-        let seq = Seq::of_keys(position, (heads / group) as usize, seqlen_k as usize, plan);
         let consumers = comptime!(plan.consumers() as u32);
         let warpgroup = hopper::uniform(UNIT_POS / 128u32);
         if warpgroup == consumers {
@@ -83,17 +82,28 @@ pub fn dkv_overlapped<E: HalfFloat, M: Int, S: Size, P: Size, A: Size, B: Size>(
                     d_out: tensor_map_address(d_out),
                     walked,
                 };
-                produce::<M>(&rings, &problem, &maps, &seq, plan);
+                produce::<M>(&rings, &problem, &maps, &owned(&problem, plan), plan);
             } else if plane == comptime!(4 * consumers + 1) {
+                let seq = owned(&problem, plan);
                 bring_pairs::<M>(&rings, &problem, &seq, stats, &pairs, plan);
             }
         } else {
             hopper::claim_registers(comptime!(REGISTERS.1));
+            let seq = owned(&problem, plan);
             let (dk, dv) =
                 consume::<E, M, S, P, A, B>(&rings, &problem, warpgroup, &seq, &pairs, plan);
+            let seq = owned(&problem, plan);
             store::<E, M>(&dk, &dv, &problem, &seq, d_kv, dv_offset, plan);
         }
     }
+}
+
+/// The keys of this cube, found anew by each warpgroup, which has not the registers to keep them.
+#[cube]
+fn owned<M: Int>(problem: &GradientProblem<M>, #[comptime] plan: Plan) -> Seq {
+    let kv_heads = (problem.heads / problem.group) as usize;
+    let position = position_again(comptime!(plan.isa));
+    Seq::of_keys(position, kv_heads, problem.seqlen_k as usize, plan)
 }
 
 /// The query tiles of these keys, the same for each head. Keys that no query sees visit one tile,
@@ -111,20 +121,41 @@ fn visited<M: Int>(problem: &GradientProblem<M>, seq: &Seq, #[comptime] plan: Pl
     }
 }
 
-/// Where the query tile is that comes as number `at` of these keys: head by head.
+/// The query tiles one after the other, head by head: where the walk is.
+#[derive(CubeType)]
+struct Walk {
+    head: u32,
+    step: u32,
+    begin: u32,
+    end: u32,
+}
+
 #[cube]
-fn place_at<M: Int>(
-    problem: &GradientProblem<M>,
-    seq: &Seq,
-    range: &QueryRange,
-    at: u32,
-    #[comptime] plan: Plan,
-) -> Place {
-    let tiles = range.end - range.begin;
-    Place {
-        batch: seq.batch as u32,
-        head: seq.head as u32 * problem.group + at / tiles,
-        row: (range.begin + at % tiles) * comptime!(plan.tile.block_n as u32),
+impl Walk {
+    fn new<M: Int>(problem: &GradientProblem<M>, seq: &Seq, range: &QueryRange) -> Walk {
+        Walk {
+            head: seq.head as u32 * problem.group,
+            step: range.begin,
+            begin: range.begin,
+            end: range.end,
+        }
+    }
+
+    /// The place of the tile.
+    fn place(&self, seq: &Seq, #[comptime] plan: Plan) -> Place {
+        Place {
+            batch: seq.batch as u32,
+            head: self.head,
+            row: self.step * comptime!(plan.tile.block_n as u32),
+        }
+    }
+
+    /// Goes on to the next tile.
+    fn advance(&mut self) {
+        let next = self.step + 1u32;
+        let is_last = next == self.end;
+        self.head += u32::cast_from(is_last);
+        self.step = select(is_last, self.begin, next);
     }
 }
 
@@ -145,15 +176,17 @@ fn produce<M: Int>(
     rings.own_head.fill(0u32, maps.k, maps.of(keys, 1u32));
     let range = visited(problem, seq, plan);
     let count = problem.group * (range.end - range.begin);
+    let mut walk = Walk::new(problem, seq, &range);
     let mut at = 0u32.runtime();
     // Unrolled, the loop would need more registers than are left to it.
     while at < ptx::opaque(count) {
-        let queries = place_at(problem, seq, &range, at, plan);
+        let queries = walk.place(seq, plan);
         rings.head.fill(at, maps.q, maps.of(queries, 0u32));
         if at == 0u32 {
             rings.own_val.fill(0u32, maps.v, maps.of(keys, 2u32));
         }
         rings.val.fill(at, maps.d_out, maps.of(queries, 3u32));
+        walk.advance();
         at += 1u32;
     }
 }
@@ -173,10 +206,11 @@ fn bring_pairs<M: Int>(
     let mut pairs = pairs.clone();
     let range = visited(problem, seq, plan);
     let count = problem.group * (range.end - range.begin);
+    let mut walk = Walk::new(problem, seq, &range);
     let mut at = 0u32.runtime();
     // As in `produce`.
     while at < ptx::opaque(count) {
-        let queries = place_at(problem, seq, &range, at, plan);
+        let queries = walk.place(seq, plan);
         let line = problem.line(queries.batch as usize, queries.head as usize);
         rings.head.await_empty(at);
         #[unroll]
@@ -194,6 +228,7 @@ fn bring_pairs<M: Int>(
         // One unit arrives for the whole plane.
         sync_plane();
         rings.head.arrive_full(at);
+        walk.advance();
         at += 1u32;
     }
 }
