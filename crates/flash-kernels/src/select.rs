@@ -84,7 +84,7 @@ table! {
     Forward Scalar Portable 256 [ 32 16] [ 64  4] OfKeys Reread,
     Forward Scalar Portable 256 [ 16  8] [ 32  4] OfKeys Reread,
     Forward Scalar Portable 256 [  4  8] [  8  4] OfKeys Reread,
-    Dq      Wgmma  Ptx       64 [128 128] [384 16] Own    Reread,
+    Dq      Wgmma  Ptx       64 [128 128] [384 16] Own    Reread masking None,
     Dq      Wgmma  Ptx      128 [128  96] [384 16] Own    Reread,
     Dq      Wgmma  Ptx      192 [128  64] [384 16] Own    Reread,
     Dq      Wgmma  Ptx      256 [128  48] [384 16] Own    Reread,

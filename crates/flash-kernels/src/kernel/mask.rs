@@ -85,7 +85,9 @@ impl<M: Int> Mask<M> {
         #[comptime]
         match &self.dense {
             ComptimeOption::Some(dense) => {
-                if keep && q < self.seqlen_q {
+                // A query past the end sees nothing: its score of a key that is NaN would be NaN.
+                keep = keep && q < self.seqlen_q;
+                if keep {
                     let at = dense.offset
                         + q as usize * dense.row_stride
                         + k as usize * dense.col_stride;
