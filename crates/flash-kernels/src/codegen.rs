@@ -27,11 +27,13 @@ use half::{bf16, f16};
 use crate::{
     FloatKind, Isa, Masking, Pass, Plan, UnitKind,
     kernel::{
-        backward::{delta, dkv, dkv_overlapped, dq, dq_overlapped},
-        forward, forward_overlapped,
+        backward::{delta, dkv, dq},
+        forward,
         unit::{Cmma, HalfFloat, MatrixUnit, Mma, Scalar},
     },
 };
+
+mod overlapped;
 
 /// A compiler and what it is told of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,8 +69,8 @@ pub fn kernel(target: Target, plan: &Plan, dtype: FloatKind) -> Result<Source, S
         (UnitKind::Cmma, FloatKind::Bf16) => cmma::<bf16>(target, plan),
         (UnitKind::Mma, FloatKind::F16) => generate::<Mma<f16>, f16, f16>(target, plan),
         (UnitKind::Mma, FloatKind::Bf16) => generate::<Mma<bf16>, bf16, bf16>(target, plan),
-        (UnitKind::Wgmma, FloatKind::F16) => generate_overlapped::<f16>(target, plan),
-        (UnitKind::Wgmma, FloatKind::Bf16) => generate_overlapped::<bf16>(target, plan),
+        (UnitKind::Wgmma, FloatKind::F16) => overlapped::generate::<f16>(target, plan),
+        (UnitKind::Wgmma, FloatKind::Bf16) => overlapped::generate::<bf16>(target, plan),
         (unit, FloatKind::F32) => Err(format!("{unit:?} does not multiply f32")),
     }
 }
@@ -194,110 +196,6 @@ fn generate<U: MatrixUnit, L: Numeric, E: Float>(
         .define(),
     };
     compile(target, kernel)
-}
-
-fn generate_overlapped<E: HalfFloat>(target: Target, plan: &Plan) -> Result<Source, String> {
-    match plan.pass {
-        Pass::Forward => generate_forward::<E>(target, plan),
-        Pass::Dq => generate_dq::<E>(target, plan),
-        Pass::Dkv => generate_dkv::<E>(target, plan),
-    }
-}
-
-fn generate_forward<E: HalfFloat>(target: Target, plan: &Plan) -> Result<Source, String> {
-    let [scores, probabilities, _, outputs] = plan.held();
-    let kernel = forward_overlapped::forward_overlapped::ForwardOverlapped::<E>::new(
-        settings(plan.threads),
-        properties(target),
-        Arc::new(TargetProperties::default()),
-        (),
-        (),
-        (),
-        mask(plan),
-        buffer(),
-        buffer(),
-        Default::default(),
-        Default::default(),
-        Default::default(),
-        Default::default(),
-        Default::default(),
-        Default::default(),
-        Default::default(),
-        Default::default(),
-        Default::default(),
-        scores,
-        probabilities,
-        outputs,
-        *plan,
-        ElemType::UInt(UIntKind::U32),
-    );
-    compile(target, kernel.define())
-}
-
-fn generate_dq<E: HalfFloat>(target: Target, plan: &Plan) -> Result<Source, String> {
-    let [scores, pairs, outputs, _] = plan.held();
-    let kernel = dq_overlapped::dq_overlapped::DqOverlapped::<E>::new(
-        settings(plan.threads),
-        properties(target),
-        Arc::new(TargetProperties::default()),
-        (),
-        (),
-        (),
-        (),
-        buffer(),
-        mask(plan),
-        buffer(),
-        Default::default(),
-        Default::default(),
-        Default::default(),
-        Default::default(),
-        Default::default(),
-        Default::default(),
-        Default::default(),
-        Default::default(),
-        Default::default(),
-        Default::default(),
-        scores,
-        pairs,
-        outputs,
-        *plan,
-        ElemType::UInt(UIntKind::U32),
-    );
-    compile(target, kernel.define())
-}
-
-fn generate_dkv<E: HalfFloat>(target: Target, plan: &Plan) -> Result<Source, String> {
-    let [scores, pairs, keys, values] = plan.held();
-    let kernel = dkv_overlapped::dkv_overlapped::DkvOverlapped::<E>::new(
-        settings(plan.threads),
-        properties(target),
-        Arc::new(TargetProperties::default()),
-        (),
-        (),
-        (),
-        (),
-        buffer(),
-        mask(plan),
-        buffer(),
-        Default::default(),
-        Default::default(),
-        Default::default(),
-        Default::default(),
-        Default::default(),
-        Default::default(),
-        Default::default(),
-        Default::default(),
-        Default::default(),
-        Default::default(),
-        Default::default(),
-        scores,
-        pairs,
-        keys,
-        values,
-        *plan,
-        ElemType::UInt(UIntKind::U32),
-    );
-    compile(target, kernel.define())
 }
 
 fn mask<M: CubePrimitive>(plan: &Plan) -> ComptimeOptionCompilationArg<OwnedTensor<M>> {

@@ -7,6 +7,7 @@
 pub mod delta;
 pub mod dkv;
 pub mod dkv_overlapped;
+mod dkv_supply;
 pub mod dq;
 pub mod dq_overlapped;
 pub mod overlapped;

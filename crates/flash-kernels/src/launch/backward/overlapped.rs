@@ -3,7 +3,10 @@
 use cubecl::prelude::*;
 
 use super::super::{TensorView, address_type, forward::walked, grid, mask_arg};
-use super::{BackwardInputs, DkvLaunch, DqLaunch};
+use super::{
+    BackwardInputs,
+    kernels::{DkvLaunch, DqLaunch},
+};
 use crate::{
     AttentionError,
     kernel::{
