@@ -234,7 +234,7 @@ fn store<E: HalfFloat, M: Int>(
     store_scaled_pieces::<E>(dv, f32::new(1.0), d_kv, &dv_place, val_pad, plan);
 }
 
-/// The statistic `which` of the two neighbouring columns of which `2·c` is the first.
+/// The statistic `which` of this unit's columns `2·c` and `2·c + 1`, which are neighbours.
 #[cube]
 fn two_of<E: HalfFloat>(
     frag: &SeenFrag,
@@ -245,8 +245,9 @@ fn two_of<E: HalfFloat>(
     #[comptime] plan: Plan,
 ) -> Vector<f32, Const<2>> {
     let block_n = comptime!(plan.tile.block_n as u32);
-    let first = (at % 2u32) * block_n + comptime!(which * block_n / 2);
-    pairs[(first + Seen::<E>::col(frag, comptime!(2 * c), plan) / 2u32) as usize]
+    let first = (at % 2u32) * block_n + Seen::<E>::col(frag, 0usize, plan) / 2u32;
+    // The next two are 8 columns on: an offset that is known, rather than an address of its own.
+    pairs[(first + comptime!(which * block_n / 2 + 4 * c as u32)) as usize]
 }
 
 /// `s = p`, for columns that are queries.
