@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use flash_reference::rounding::{backward_plain, ulp};
-use flash_reference::{Causality as ReferenceCausality, Gradients, Inputs as Operands, Spec};
+use flash_reference::{Gradients, Inputs as Operands, Spec};
 
 use super::grid::{Case, Causality, Dtype};
 use super::inputs::{Inputs, SplitMix};
-use super::oracle::{FULL_CHECK, reference};
+use super::oracle::{FULL_CHECK, one_head, reference};
 
 /// Sampled rows of each sampled head.
 const ROWS: usize = 8;
@@ -51,18 +51,7 @@ impl Head {
             Causality::Full => None,
             Causality::Causal => Some(rows.iter().flat_map(hidden).collect()),
         };
-        let spec = Spec {
-            batch: 1,
-            num_heads: 1,
-            num_kv_heads: 1,
-            seqlen_q: rows.len(),
-            seqlen_k: n,
-            head_dim: d,
-            val_dim: d,
-            scale: 1.0 / (d as f64).sqrt(),
-            softcap: None,
-            causality: ReferenceCausality::Full,
-        };
+        let spec = one_head(rows.len(), n, d);
         let operands = Operands {
             q: &q,
             k: &k,

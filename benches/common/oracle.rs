@@ -196,18 +196,7 @@ fn expected(case: &Case, inputs: &Inputs, head: usize, row: usize) -> Expected {
     let q = wide(&inputs.q[start..start + d]);
     let k = wide(&inputs.k[first..first + visible * d]);
     let v = wide(&inputs.v[first..first + visible * d]);
-    let spec = Spec {
-        batch: 1,
-        num_heads: 1,
-        num_kv_heads: 1,
-        seqlen_q: 1,
-        seqlen_k: visible,
-        head_dim: d,
-        val_dim: d,
-        scale: 1.0 / (d as f64).sqrt(),
-        softcap: None,
-        causality: ReferenceCausality::Full,
-    };
+    let spec = one_head(1, visible, d);
     let operands = Operands {
         q: &q,
         k: &k,
@@ -244,6 +233,22 @@ pub fn reference(dtype: Dtype) -> ReferenceDtype {
         Dtype::F16 => ReferenceDtype::F16,
         Dtype::Bf16 => ReferenceDtype::Bf16,
         Dtype::F32 => ReferenceDtype::F32,
+    }
+}
+
+/// One head that sees all keys but for a mask, at the usual scale.
+pub fn one_head(seqlen_q: usize, seqlen_k: usize, head_dim: usize) -> Spec {
+    Spec {
+        batch: 1,
+        num_heads: 1,
+        num_kv_heads: 1,
+        seqlen_q,
+        seqlen_k,
+        head_dim,
+        val_dim: head_dim,
+        scale: 1.0 / (head_dim as f64).sqrt(),
+        softcap: None,
+        causality: ReferenceCausality::Full,
     }
 }
 

@@ -16,6 +16,10 @@
 //! "Case N" in a name is a row of the list of inputs that broke other attention kernels; the test
 //! carries its shapes. Feature `exhaustive` adds the wide products.
 
+// The benchmarks have no harness of their own to run the tests of what they share.
+#[allow(dead_code, unused_imports)]
+#[path = "../../benches/common/mod.rs"]
+mod benches;
 mod codegen;
 mod compare;
 mod dropin;

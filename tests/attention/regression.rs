@@ -98,3 +98,17 @@ fn nan_of_a_dropped_pair_reached_the_gradients(#[values(F32, F16, Bf16)] dtype: 
         }
     }
 }
+
+/// With a bool mask, queries past the end of the last tile saw every key: a NaN key that is dropped for
+/// all queries reached its own dK and dV, which must be 0.
+#[rstest]
+fn padding_queries_saw_dropped_keys(#[values(F32, F16)] dtype: Dtype) {
+    let problem = Problem::random(dtype, dims(1, 1, 20, 33, 16));
+    let mut problem = problem.mask([1, 1, 20, 33], |[.., j]| j == 7);
+    problem.k[7 * 16] = f64::NAN;
+    let d_out = random_d_out(&problem);
+    let device = runtime::device().autodiff();
+    let [_, dk, dv] = gradients::gradients_on(&device, &problem, weighted(&problem, &d_out));
+    assert_eq!(dk[7 * 16..8 * 16], [0.0; 16], "dK");
+    assert_eq!(dv[7 * 16..8 * 16], [0.0; 16], "dV");
+}

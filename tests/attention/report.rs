@@ -3,7 +3,9 @@
 
 use burn::backend::DispatchDevice;
 use burn_flash_attention::{AttentionPath, AttentionReport, UnitKind, attention_report};
-use flash_kernels::DeviceClass;
+use flash_kernels::{
+    AttentionProblem, AttentionShape, DeviceClass, FloatKind, Masking, plan_forward,
+};
 use flash_reference::Causality::{self, Causal, Full};
 use flash_reference::rounding::Dtype::{self, Bf16, F16, F32};
 use rstest::rstest;
@@ -154,4 +156,26 @@ fn tracked_tensors_run_the_kernels() {
     assert_consistent(&report);
     let kernel = matches!(report.path, AttentionPath::Kernel(_));
     assert_eq!(kernel, runtime::has_kernels(), "{report}");
+}
+
+/// What a launch would refuse is no plan, so that the report does not promise a kernel.
+#[rstest]
+#[case::too_many_cubes([1 << 20, 1 << 20, 64, 64], "number of cubes")]
+#[case::too_far_apart([1, 1, 1 << 27, 64], "address type")]
+fn what_a_launch_refuses_is_no_plan(#[case] shape: [usize; 4], #[case] lack: &str) {
+    let Some(client) = runtime::client() else {
+        assert!(!runtime::has_kernels());
+        return;
+    };
+    let problem = AttentionProblem {
+        shape: AttentionShape::new(shape, shape, shape).expect("they agree"),
+        dtype: FloatKind::F32,
+        causality: flash_kernels::Causality::Full,
+        masking: Masking::None,
+        scale: 1.0,
+    };
+    match plan_forward(&client, &problem) {
+        Err(error) => assert!(error.to_string().contains(lack), "{error}"),
+        Ok(_) => assert!(lack == "address type" && DeviceClass::of(&client).wide_addresses),
+    }
 }

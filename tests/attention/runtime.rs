@@ -3,10 +3,11 @@
 use std::io::Write;
 use std::sync::OnceLock;
 
-use burn::backend::{Backend, DTypeUsage, Dispatch};
+use burn::backend::{Backend, DTypeUsage, Dispatch, DispatchDevice};
 #[cfg(feature = "wgpu")]
 use burn::tensor::DeviceKind;
 use burn::tensor::{DType, Device};
+use cubecl::client::Client;
 use flash_reference::rounding::Dtype;
 
 /// Chooses the runtime by its name.
@@ -81,6 +82,14 @@ pub fn device() -> Device {
         Runtime::Flex => Device::flex(),
         #[allow(unreachable_patterns, reason = "with every runtime compiled in")]
         absent => unreachable!("{absent:?} is not compiled in"),
+    }
+}
+
+/// The CubeCL client of the device under test; none on the CPU backend.
+pub fn client() -> Option<Client> {
+    match device().as_dispatch() {
+        DispatchDevice::Cube(device) => Some(device.client()),
+        _ => None,
     }
 }
 

@@ -2,7 +2,6 @@
 //!
 //! Small integers: every product and sum is exact in every element type, so equality is asked for.
 
-use burn::backend::DispatchDevice;
 use cubecl::{client::Client, prelude::*};
 use flash_kernels::{
     AttentionProblem, AttentionShape, Causality, FloatKind, Masking, Pass, Plan, TensorView,
@@ -112,14 +111,6 @@ fn show<U: MatrixUnit>(
                 out[row * val_pad + col] = U::get(&frag, r, c);
             }
         }
-    }
-}
-
-/// The CubeCL client of the device under test; none on the CPU backend.
-fn client() -> Option<Client> {
-    match runtime::device().as_dispatch() {
-        DispatchDevice::Cube(device) => Some(device.client()),
-        _ => None,
     }
 }
 
@@ -261,7 +252,7 @@ fn verbs_are_exact_on_integers(
     #[case] val_dim: usize,
     #[values(FloatKind::F32, FloatKind::F16, FloatKind::Bf16)] dtype: FloatKind,
 ) {
-    let Some(client) = client() else {
+    let Some(client) = runtime::client() else {
         assert_eq!(runtime::current(), runtime::Runtime::Flex);
         return;
     };

@@ -28,6 +28,16 @@ const CUDA_MACHINES: [Machine; 2] = [
     },
 ];
 
+/// A Hopper whose own products are not told of, as `DeviceClass::of` has it for now.
+const PLAIN_HOPPER: Machine = Machine {
+    name: "sm_90",
+    target: Target::Cuda,
+    class: DeviceClass {
+        wgmma: false,
+        ..HOPPER
+    },
+};
+
 const WGSL_MACHINES: [Machine; 3] = [
     Machine {
         name: "webgpu",
@@ -93,6 +103,13 @@ pub fn all() -> Vec<Case> {
             cases.extend(asks.map(|ask| Case { machine, ask }));
         }
     }
+    let halves = asks_of_cuda()
+        .into_iter()
+        .filter(|ask| ask.dtype != FloatKind::F32);
+    cases.extend(halves.map(|ask| Case {
+        machine: PLAIN_HOPPER,
+        ask,
+    }));
     for ask in asks_of_vulkan() {
         let machine = VULKAN_MACHINE;
         cases.push(Case { machine, ask });

@@ -37,7 +37,6 @@ pub const VULKAN: DeviceClass = DeviceClass {
     shared_bytes: 48 * 1024,
     max_cubes: (65_535, 65_535),
     max_vector: 4,
-    cmma_bf16: false,
     wgmma: false,
     processors: 1,
     ..HOPPER

@@ -30,12 +30,14 @@ pub fn run(sh: &Shell, options: &Options) -> Result<()> {
         args,
     } = options;
     setup::for_runtime(sh, *runtime)?;
+    // The default device may be a processor: the papers' sizes are for those who ask for them.
+    let small = (*runtime == Runtime::Wgpu && args.is_empty()).then_some("--small");
     let features = runtime.features();
     // The pattern leaves out binaries and examples, which `cargo bench` would run as well.
     let name = name.as_deref().unwrap_or("*");
     let bench = cmd!(
         sh,
-        "cargo bench -p {SUITE} --bench {name} {features...} -- {args...}"
+        "cargo bench -p {SUITE} --bench {name} {features...} -- {small...} {args...}"
     )
     .env("FLASH_RUNTIME", runtime.name());
     progress::run(&format!("benchmarks on {}", runtime.name()), bench)

@@ -48,7 +48,7 @@ enum Task {
     Inspect(inspect::Options),
     /// Pack test, bench and example binaries for a GPU machine without Rust.
     Bundle(bundle::Options),
-    /// What CI runs: setup, check, the tests of xtask, tidy, test, demo, inspect.
+    /// What CI runs: setup, check, the tests of xtask, tidy, test, demo, train, inspect.
     Validate,
 }
 

@@ -72,7 +72,9 @@ fn test(sh: &Shell, runtime: Runtime, options: &Options) -> Result<String> {
         .arg("--no-fail-fast")
         .args(filter)
         .arg("--")
-        .args(args);
+        .args(args)
+        // Burn tunes its own products for minutes on a GPU; tests want their results alone.
+        .env("CUBECL_AUTOTUNE_LEVEL", "minimal");
     progress::run(&format!("tests on {}", runtime.name()), tests)?;
 
     let describe = cargo::test(sh, runtime)

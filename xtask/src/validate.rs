@@ -8,13 +8,16 @@ use crate::{Result, check, inspect, progress, readme, setup, tidy};
 
 type Step = (&'static str, fn(&Shell) -> Result<()>);
 
-const STEPS: [Step; 7] = [
+const STEPS: [Step; 8] = [
     ("setup", |sh| setup::run(sh, &setup::Options::with_tools())),
     ("check", check::run),
     ("xtask", own_tests),
     ("tidy", tidy::run),
     ("test", |sh| from_readme(sh, "cargo xtask test")),
     ("demo", |sh| from_readme(sh, "cargo xtask demo")),
+    ("train", |sh| {
+        from_readme(sh, "cargo run -p flash-suite --example train")
+    }),
     ("inspect", |sh| {
         inspect::run(sh, &inspect::Options::default())
     }),

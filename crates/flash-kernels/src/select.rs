@@ -29,13 +29,16 @@ struct Row {
     min_queries: usize,
     /// The one kind of mask that the row is for, if it has not the registers for both.
     masking: Option<Masking>,
+    /// KB of shared memory that a device must have, whatever the plan needs: which generation the
+    /// row was made for. (ptxas spills the same kernel for sm_80.)
+    least_kb: usize,
 }
 
 /// Writes `TABLE`, a row a line.
 macro_rules! table {
     ($($pass:ident $unit:ident $isa:ident $max_dim:literal [$block_m:literal $block_n:literal]
         [$threads:literal $rows:literal] $values:ident $queries:ident
-            $(from $min:literal)? $(masking $masking:ident)?,)*) => {
+            $(from $min:literal)? $(masking $masking:ident)? $(having $kb:literal)?,)*) => {
         /// The table. Within a pass and a unit: wide devices first, then what fits 48, 32 and 16 KB.
         const TABLE: &[Row] = &[$(Row {
             pass: Pass::$pass,
@@ -50,13 +53,14 @@ macro_rules! table {
             queries: QueryOperand::$queries,
             min_queries: 0 $(+ $min)?,
             masking: [$(Some(Masking::$masking),)? None][0],
+            least_kb: 0 $(+ $kb)?,
         }),*];
     };
 }
 
 table! {
     // pass, unit, isa, largest dim, [block_m, block_n], [threads, rows], V (or dO), query operand,
-    // fewest queries, only mask
+    // fewest queries, only mask, least KB of shared memory
     Forward Wgmma  Ptx       64 [192 128] [512 16] Own    Reread from 2048 masking None,
     Forward Wgmma  Ptx       64 [128 128] [384 16] Own    Reread,
     Forward Wgmma  Ptx      128 [128 160] [384 16] Own    Reread from 8192 masking None,
@@ -90,9 +94,12 @@ table! {
     Dq      Wgmma  Ptx      256 [128  48] [384 16] Own    Reread,
     Dkv     Wgmma  Ptx       64 [128  96] [384 16] Own    Reread,
     Dkv     Wgmma  Ptx      128 [128  64] [384 16] Own    Reread,
-    Dq      Mma    Ptx      128 [128 32] [128 32] Own    Reread,
+    Dq      Mma    Ptx       64 [128 32] [128 32] Own    Reread,
+    Dq      Mma    Ptx      128 [128 32] [128 32] Own    Reread having 200,
+    Dq      Mma    Ptx      128 [ 64 64] [128 16] Own    Reread,
     Dq      Mma    Ptx      256 [ 64 32] [128 16] Own    Reread,
-    Dkv     Mma    Ptx       64 [128 32] [128 32] Own    Reread,
+    Dkv     Mma    Ptx       64 [128 32] [128 32] Own    Reread having 200,
+    Dkv     Mma    Ptx       64 [ 64 64] [128 16] Own    Reread,
     Dkv     Mma    Ptx      128 [ 64 64] [128 16] Own    Reread,
     Dkv     Mma    Ptx      128 [ 64 32] [128 16] Own    Reread,
     Dkv     Mma    Ptx      256 [ 64 16] [128 16] Own    Reread,
@@ -186,7 +193,8 @@ fn suits(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Ali
     let isa = row.isa == Isa::Portable || device.isa == Isa::Ptx;
     let sizes = shape.head_dim.max(shape.val_dim) <= row.max_dim;
     let masking = row.masking.is_none_or(|only| only == problem.masking);
-    unit && isa && sizes && masking && shape.seqlen_q >= row.min_queries
+    let recent = device.shared_bytes >= row.least_kb * 1024;
+    unit && isa && sizes && masking && recent && shape.seqlen_q >= row.min_queries
 }
 
 fn plan(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Alignment) -> Plan {

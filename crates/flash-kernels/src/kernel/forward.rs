@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 
 use super::{
     epilogue,
-    mask::{Mask, phase_range},
+    mask::{Mask, Side, phase_range},
     math::neg_infinity,
     pipeline::Pipeline,
     rows::{Rows, key_head},
@@ -74,7 +74,7 @@ pub fn forward<U: MatrixUnit, L: Numeric, E: Float, M: Int, W: Size, O: Size>(
                 score::apply::<U>(&mut s, scale_log2, plan);
                 if masked {
                     let key_start = step * comptime!(plan.tile.block_n as u32);
-                    mask.apply::<U>(&mut s, seq.start, key_start, dropped, plan);
+                    mask.apply::<U>(&mut s, seq.start, key_start, dropped, Side::Queries, plan);
                 }
                 softmax.step::<U>(&mut s, &mut acc, &mut scratch, plan);
                 let p = U::hold(&s, &mut scratch, plan);

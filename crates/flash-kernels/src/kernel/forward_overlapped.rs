@@ -25,7 +25,7 @@ use super::{
 };
 use crate::plan::Plan;
 
-/// As [`forward`](super::forward::forward), for 16-bit elements.
+/// As `super::forward`, for 16-bit elements.
 ///
 /// Shapes: q, k and v behind tensor maps `[batch, heads, seqlen, dim]`; `group` query heads share a
 /// key head. `walked` as in [`Maps`]. Cubes stay and take query tiles by [`Schedule`]; the last warpgroup copies.

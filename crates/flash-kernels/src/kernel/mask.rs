@@ -28,6 +28,15 @@ pub struct QueryRange {
     pub end: u32,
 }
 
+/// What the rows of a product are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Side {
+    /// Queries, and the columns keys.
+    Queries,
+    /// Keys, and the columns queries.
+    Keys,
+}
+
 /// Lengths against which positions are compared, and the bool mask of this head.
 #[derive(CubeType)]
 pub struct Mask<M: Int> {
@@ -85,7 +94,7 @@ impl<M: Int> Mask<M> {
         #[comptime]
         match &self.dense {
             ComptimeOption::Some(dense) => {
-                // A query past the end sees nothing: its score of a key that is NaN would be NaN.
+                // No query past the end sees a key: its zeros times a NaN key would be none.
                 keep = keep && q < self.seqlen_q;
                 if keep {
                     let at = dense.offset
@@ -155,25 +164,31 @@ impl<M: Int> Mask<M> {
 
     /// `s = dropped` wherever the query does not see the key. A NaN there is dropped with it.
     ///
-    /// Shapes: `s` `[rows, cols]` of this unit, rows being queries from `query_start` and columns
-    /// keys from `key_start`.
+    /// Shapes: `s` `[rows, cols]` of this unit, of queries from `query_start` on and keys from
+    /// `key_start` on; `side` says which of them the rows are.
     pub fn apply<U: MatrixUnit>(
         &self,
         s: &mut U::Frag,
         query_start: u32,
         key_start: u32,
         dropped: f32,
+        #[comptime] side: Side,
         #[comptime] plan: Plan,
     ) {
         let rows = U::rows(&*s);
         let cols = U::cols(&*s);
         #[unroll]
         for r in 0..rows {
-            let q = query_start + U::row(&*s, r, plan);
+            let row = U::row(&*s, r, plan);
             #[unroll]
             for c in 0..cols {
-                let k = key_start + U::col(&*s, c, plan);
-                let x = select(self.keep(q, k), U::get(&*s, r, c), dropped);
+                let col = U::col(&*s, c, plan);
+                let keep = if comptime!(side == Side::Queries) {
+                    self.keep(query_start + row, key_start + col)
+                } else {
+                    self.keep(query_start + col, key_start + row)
+                };
+                let x = select(keep, U::get(&*s, r, c), dropped);
                 U::set(s, r, c, x);
             }
         }
@@ -189,7 +204,7 @@ impl<M: Int> Mask<M> {
         #[comptime] plan: Plan,
     ) {
         if comptime!(plan.masking == Masking::Dense) {
-            self.apply::<U>(s, query_start, key_start, dropped, plan);
+            self.apply::<U>(s, query_start, key_start, dropped, Side::Queries, plan);
         } else {
             self.apply_end::<U>(s, query_start, key_start, dropped, plan);
         }
@@ -223,8 +238,8 @@ impl<M: Int> Mask<M> {
         }
     }
 
-    /// `Self::apply_transposed` at the least cost. Without a bool mask, rows past the last key keep
-    /// what they have.
+    /// `Self::apply` at the least cost where rows are keys and columns queries. Without a bool mask,
+    /// rows past the last key keep what they have.
     pub fn hide_transposed<U: MatrixUnit>(
         &self,
         s: &mut U::Frag,
@@ -234,13 +249,14 @@ impl<M: Int> Mask<M> {
         #[comptime] plan: Plan,
     ) {
         if comptime!(plan.masking == Masking::Dense) {
-            self.apply_transposed::<U>(s, query_start, key_start, dropped, plan);
+            self.apply::<U>(s, query_start, key_start, dropped, Side::Keys, plan);
         } else if comptime!(self.causality == Causality::Causal) {
             self.apply_begin::<U>(s, query_start, key_start, dropped, plan);
         }
     }
 
-    /// `Self::apply_transposed` under a causal mask alone: the queries that see a key begin somewhere.
+    /// `Self::apply` of rows that are keys, under a causal mask alone: the queries that see a key
+    /// begin somewhere.
     fn apply_begin<U: MatrixUnit>(
         &self,
         s: &mut U::Frag,
@@ -260,29 +276,6 @@ impl<M: Int> Mask<M> {
             for c in 0..cols {
                 let keep = U::col(&*s, c, plan) >= blind;
                 let x = select(keep, U::get(&*s, r, c), dropped);
-                U::set(s, r, c, x);
-            }
-        }
-    }
-
-    /// `Self::apply` where rows are keys and columns queries.
-    pub fn apply_transposed<U: MatrixUnit>(
-        &self,
-        s: &mut U::Frag,
-        query_start: u32,
-        key_start: u32,
-        dropped: f32,
-        #[comptime] plan: Plan,
-    ) {
-        let rows = U::rows(&*s);
-        let cols = U::cols(&*s);
-        #[unroll]
-        for r in 0..rows {
-            let k = key_start + U::row(&*s, r, plan);
-            #[unroll]
-            for c in 0..cols {
-                let q = query_start + U::col(&*s, c, plan);
-                let x = select(self.keep(q, k), U::get(&*s, r, c), dropped);
                 U::set(s, r, c, x);
             }
         }

@@ -182,7 +182,7 @@ fn probabilities<U: MatrixUnit>(
     let mut sum = Array::<f32>::new(rows);
     let isa = comptime!(plan.isa);
     if comptime!(plan.exponent == Exponent::Exact) {
-        exact::<U>(s, scale, base, &mut sum, rows, isa);
+        exponentials::<U>(s, scale, base, &mut sum, rows, Exponent::Exact, isa);
     } else {
         // One branch for all rows, so that their instructions mix.
         let mut far = false.runtime();
@@ -191,46 +191,23 @@ fn probabilities<U: MatrixUnit>(
             far = far || (base[r] * scale).abs() > FUSED_LIMIT;
         }
         if far {
-            exact::<U>(s, scale, base, &mut sum, rows, isa);
+            exponentials::<U>(s, scale, base, &mut sum, rows, Exponent::Exact, isa);
         } else {
-            fused::<U>(s, scale, base, &mut sum, rows, isa);
+            exponentials::<U>(s, scale, base, &mut sum, rows, Exponent::Fused, isa);
         }
     }
     sum
 }
 
-/// `probabilities` by the exact difference.
+/// `probabilities` with exponents computed as `form` says.
 #[cube]
-fn exact<U: MatrixUnit>(
+fn exponentials<U: MatrixUnit>(
     s: &mut U::Frag,
     scale: f32,
     base: &Array<f32>,
     sum: &mut Array<f32>,
     #[comptime] rows: usize,
-    #[comptime] isa: Isa,
-) {
-    let cols = U::cols(&*s);
-    #[unroll]
-    for r in 0..rows {
-        let mut total = f32::new(0.0);
-        #[unroll]
-        for c in 0..cols {
-            let p = exp2((U::get(&*s, r, c) - base[r]) * scale, isa);
-            U::set(s, r, c, p);
-            total += p;
-        }
-        sum[r] = total;
-    }
-}
-
-/// `probabilities` by a multiply-add.
-#[cube]
-fn fused<U: MatrixUnit>(
-    s: &mut U::Frag,
-    scale: f32,
-    base: &Array<f32>,
-    sum: &mut Array<f32>,
-    #[comptime] rows: usize,
+    #[comptime] form: Exponent,
     #[comptime] isa: Isa,
 ) {
     let cols = U::cols(&*s);
@@ -240,7 +217,13 @@ fn fused<U: MatrixUnit>(
         let mut total = f32::new(0.0);
         #[unroll]
         for c in 0..cols {
-            let p = exp2(U::get(&*s, r, c) * scale - scaled, isa);
+            let x = U::get(&*s, r, c);
+            let exponent = if comptime!(form == Exponent::Exact) {
+                (x - base[r]) * scale
+            } else {
+                x * scale - scaled
+            };
+            let p = exp2(exponent, isa);
             U::set(s, r, c, p);
             total += p;
         }

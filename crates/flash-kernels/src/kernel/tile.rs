@@ -21,8 +21,6 @@ pub struct SharedTile<S: Scalar, V: Size> {
     pub stride: usize,
 }
 
-/// Where a tile's elements come from: rows of `src` from `first` on, `cols` columns of each.
-///
 /// `dst[r, c] = src[first + r, c]`, 0 past the last row or column, for `tile_rows × cols`.
 ///
 /// All units of the cube share the work. Nothing is synchronised: under `CopyKind::Async` the

@@ -5,13 +5,13 @@ use half::{bf16, f16};
 
 use super::{
     ForwardOutput, MaskView, TensorView, address_type, alignment, check_views, dispatch, empty,
-    forward::class_for, grid,
+    forward::class_for, grid, packed_alignment,
 };
 use crate::{
     AttentionError, AttentionProblem, FloatKind,
     kernel::backward::delta,
     plan::{Pass, Plan},
-    select::{Alignment, DeviceClass, select, widest},
+    select::{Alignment, DeviceClass, select},
 };
 
 mod kernels;
@@ -89,13 +89,7 @@ pub fn plan_backward(
     client: &Client,
     problem: &AttentionProblem,
 ) -> Result<BackwardPlans, AttentionError> {
-    let dims = [problem.shape.head_dim, problem.shape.val_dim];
-    let align = dims
-        .map(|dim| widest(dim, 8))
-        .into_iter()
-        .min()
-        .unwrap_or(1);
-    BackwardPlans::of(&DeviceClass::of(client), problem, Alignment(align))
+    BackwardPlans::of(&DeviceClass::of(client), problem, packed_alignment(problem))
 }
 
 /// The gradients of `out` with respect to q, k and v, given that of a loss with respect to `out`.

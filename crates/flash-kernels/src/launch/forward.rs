@@ -3,8 +3,8 @@
 use cubecl::{client::Client, prelude::*};
 
 use super::{
-    Launch, MaskView, TensorView, address_type, alignment, bindable, check_views, dispatch, empty,
-    grid, mask_arg,
+    Launch, MaskView, TensorView, address_for, address_type, alignment, bindable, check_views,
+    dispatch, empty, grid, mask_arg, packed_alignment,
 };
 use crate::{
     AttentionError, AttentionProblem,
@@ -15,7 +15,7 @@ use crate::{
         unit::{HalfFloat, MatrixUnit},
     },
     plan::{Pass, Plan},
-    select::{Alignment, DeviceClass, select, widest},
+    select::{DeviceClass, select},
 };
 
 /// What a forward pass leaves.
@@ -33,17 +33,25 @@ pub struct ForwardOutput {
 ///
 /// When no kernel can run; the error says why, and a caller takes its composed path.
 pub fn plan_forward(client: &Client, problem: &AttentionProblem) -> Result<Plan, AttentionError> {
-    let dims = [problem.shape.head_dim, problem.shape.val_dim];
-    let align = dims
-        .map(|dim| widest(dim, 8))
-        .into_iter()
-        .min()
-        .unwrap_or(1);
-    select(
-        &DeviceClass::of(client),
-        problem,
-        Pass::Forward,
-        Alignment(align),
+    let device = DeviceClass::of(client);
+    let plan = select(&device, problem, Pass::Forward, packed_alignment(problem))?;
+    let shape = &problem.shape;
+    grid(cubes(problem, &plan), device.max_cubes)?;
+    let rows = |heads, seqlen| shape.batch * heads * seqlen;
+    let queries = rows(shape.num_heads, shape.seqlen_q);
+    let keys = rows(shape.num_kv_heads, shape.seqlen_k);
+    let width = shape.head_dim.max(shape.val_dim);
+    address_for(&device, queries.max(keys).saturating_mul(width))?;
+    Ok(plan)
+}
+
+fn cubes(problem: &AttentionProblem, plan: &Plan) -> usize {
+    let shape = &problem.shape;
+    Seq::count(
+        shape.batch,
+        shape.num_heads,
+        shape.seqlen_q,
+        plan.tile.block_m,
     )
 }
 
@@ -154,11 +162,8 @@ struct Call<'a> {
 
 impl Launch for Call<'_> {
     fn launch<U: MatrixUnit, L: Numeric, E: Float>(&self) -> Result<(), AttentionError> {
-        let shape = &self.problem.shape;
         let device = DeviceClass::of(self.client);
-        let block_m = self.plan.tile.block_m;
-        let cubes = Seq::count(shape.batch, shape.num_heads, shape.seqlen_q, block_m);
-        let (count, cubes) = grid(cubes, device.max_cubes)?;
+        let (count, cubes) = grid(cubes(self.problem, self.plan), device.max_cubes)?;
         let mut views = self.inputs.to_vec();
         views.extend(self.mask.map(|mask| &mask.tensor));
         views.push(&self.output.out);

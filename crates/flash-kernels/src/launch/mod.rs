@@ -185,6 +185,12 @@ fn alignment(views: &[&TensorView], problem: &AttentionProblem) -> Alignment {
     Alignment(widths.min().unwrap_or(1))
 }
 
+/// `alignment` of packed tensors.
+fn packed_alignment(problem: &AttentionProblem) -> Alignment {
+    let shape = &problem.shape;
+    Alignment(widest(shape.head_dim, 8).min(widest(shape.val_dim, 8)))
+}
+
 /// A new packed tensor.
 fn empty(client: &Client, shape: [usize; 4], bytes: usize) -> TensorView {
     // A buffer of no bytes cannot be bound.
@@ -223,7 +229,14 @@ fn address_type(
     device: &DeviceClass,
     views: &[&TensorView],
 ) -> Result<AddressType, AttentionError> {
-    let reach = views.iter().map(|view| view.reach()).max().unwrap_or(0);
+    address_for(
+        device,
+        views.iter().map(|view| view.reach()).max().unwrap_or(0),
+    )
+}
+
+/// Wide enough for `reach` elements.
+fn address_for(device: &DeviceClass, reach: usize) -> Result<AddressType, AttentionError> {
     let address = AddressType::from_len(reach);
     if address == AddressType::U64 && !device.wide_addresses {
         return Err(AttentionError::device(

@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 use crate::{
     kernel::{
         epilogue::{Place, store_scaled},
-        mask::{Mask, query_phase},
+        mask::{Mask, Side, query_phase},
         pipeline::Pipeline,
         rows::{Rows, group_size},
         score,
@@ -136,7 +136,8 @@ fn walk<U: MatrixUnit, L: Numeric, M: Int, W: Size>(
             probabilities::<U>(&mut p, pairs, step, scale_log2, plan);
             let query_start = step * comptime!(plan.tile.block_n as u32);
             if comptime!(phase == 0) {
-                mask.apply_transposed::<U>(&mut p, query_start, key_start, f32::new(0.0), plan);
+                let zero = f32::new(0.0);
+                mask.apply::<U>(&mut p, query_start, key_start, zero, Side::Keys, plan);
             }
             let d_outs = pipeline.second(d_out, step, plan);
             let mut dp = U::product(b, &d_outs, scratch, val_pad, plan);

@@ -24,7 +24,7 @@ use crate::{
     plan::Plan,
 };
 
-/// As [`dkv`](super::dkv::dkv), for 16-bit elements.
+/// As `super::dkv`, for 16-bit elements.
 ///
 /// Shapes: q, k, v and d_out behind tensor maps `[batch, heads, seqlen, dim]`; `walked` as in
 /// [`GradientMaps`]; stats of `super::delta`; d_kv as in `dkv`, `dv_offset` a multiple of 8.

@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 use crate::{
     kernel::{
         epilogue::{Place, store_scaled},
-        mask::{Mask, phase_range},
+        mask::{Mask, Side, phase_range},
         pipeline::Pipeline,
         rows::{Rows, key_head},
         score,
@@ -78,7 +78,8 @@ pub fn dq<U: MatrixUnit, L: Numeric, E: Float, M: Int, W: Size, O: Size>(
                     &mut s, &dp, stats, line, seq.start, q_rows.len, scale_log2, plan,
                 );
                 if masked {
-                    mask.apply::<U>(&mut s, seq.start, key_start, f32::new(0.0), plan);
+                    let zero = f32::new(0.0);
+                    mask.apply::<U>(&mut s, seq.start, key_start, zero, Side::Queries, plan);
                 }
                 let ds = U::hold(&s, &mut scratch, plan);
                 U::accumulate(

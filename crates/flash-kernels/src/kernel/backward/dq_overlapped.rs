@@ -21,7 +21,7 @@ use crate::{
     plan::Plan,
 };
 
-/// As [`dq`](super::dq::dq), for 16-bit elements.
+/// As `super::dq`, for 16-bit elements.
 ///
 /// Shapes: q, k, v and d_out behind tensor maps `[batch, heads, seqlen, dim]`; `walked` as in
 /// [`GradientMaps`]; stats of `super::delta`; d_q `[batch, heads, seqlen_q, head_dim]` packed.

@@ -1,4 +1,4 @@
-//! Cooperative matrices 16×16×16 of 16-bit floats with an opaque layout (Vulkan, CUDA wmma).
+//! Cooperative matrices 16×16×16 of 16-bit floats with an opaque layout (Vulkan).
 //!
 //! A plane owns `plan.rows` rows. Since nobody may look into an accumulator, a product goes
 //! through the plane's own shared memory: each lane then sees (part of) a row. The running sum

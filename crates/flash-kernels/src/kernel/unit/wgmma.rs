@@ -34,7 +34,7 @@ fn descriptor(address: u32, #[comptime] leading: usize) -> u32 {
 /// Starts `s = a·bᵀ`: rows `[64·warpgroup, 64·(warpgroup + 1))` of the tile `[block_m, depth]` at
 /// address `a`, and the tile `[block_n, depth]` at `b`.
 ///
-/// Nothing may touch the result before [`settled`] returned it. Both tiles must be visible, and
+/// Nothing may touch the result before `settled` returned it. Both tiles must be visible, and
 /// stay as they are until then.
 #[cube]
 pub fn start_product<E: HalfFloat, S: Size>(
@@ -61,7 +61,7 @@ pub fn start_product<E: HalfFloat, S: Size>(
 
 /// Starts `acc + p·b`: `p` `[64, block_n]` in registers, the tile `[block_n, cols]` at address `b`.
 ///
-/// As [`start_product`].
+/// As `start_product`.
 #[cube]
 pub fn start_accumulate<E: HalfFloat, A: Size, P: Size>(
     acc: &SeenFrag,
@@ -169,7 +169,7 @@ pub fn packed<E: HalfFloat, P: Size>(frag: &SeenFrag) -> Vector<u32, P> {
     out
 }
 
-/// Columns of an accumulator that the four units of a row hold of a [`piece`] each.
+/// Columns of an accumulator that the four units of a row hold of a `piece` each.
 pub const PIECE_COLS: usize = 32;
 
 /// Which 8 columns this unit's piece `part` are: `[8·at, 8·at + 8)`.
