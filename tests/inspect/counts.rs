@@ -13,18 +13,20 @@ fn steps(plan: &Plan) -> usize {
 
 /// `wgmma` of a warpgroup. Forward: the scores of the first query tile, then scores and outputs of each
 /// copy of a step and of the step from one query tile to the next, then the last outputs. Dq: likewise
-/// for the one query tile. Dkv: the first scores, then those of the next queries in each step.
+/// for the one query tile. Dkv: the first scores, then those of the next queries in each step. Fused:
+/// likewise, and the last keys' part of dq.
 pub fn warpgroup_products(plan: &Plan) -> usize {
     let walked = warpgroup_steps(plan) * warpgroup_step(plan);
     match plan.pass {
         Pass::Forward => walked + 2 * warpgroup_step(plan),
         Pass::Dq => walked + warpgroup_step(plan),
         Pass::Dkv => walked + plan.tile.head_pad / 16,
+        Pass::Fused => walked + plan.tile.head_pad / 16 + plan.tile.block_m / 16,
     }
 }
 
 /// Copies of a step of warpgroups. Where every query sees every key, dkv masks no step: its rows past
-/// the last key are not stored.
+/// the last key are not stored. In the fused kernel they would reach dq.
 pub fn warpgroup_steps(plan: &Plan) -> usize {
     match (plan.pass, plan.causality) {
         (Pass::Dkv, Causality::Full) => 1,
@@ -33,7 +35,7 @@ pub fn warpgroup_steps(plan: &Plan) -> usize {
 }
 
 /// `wgmma` of a step: scores of one tile, what is summed over another, and the product of values and
-/// the gradient of the output.
+/// the gradient of the output. Fused: a piece of dq, summed over all keys of the cube, too.
 pub fn warpgroup_step(plan: &Plan) -> usize {
     let tile = plan.tile;
     let (head, val, sum) = (tile.head_pad / 16, tile.val_pad / 16, tile.block_n / 16);
@@ -41,6 +43,7 @@ pub fn warpgroup_step(plan: &Plan) -> usize {
         Pass::Forward => head + sum,
         Pass::Dq => head + val + sum,
         Pass::Dkv => head + val + 2 * sum,
+        Pass::Fused => head + val + 2 * sum + tile.block_m / 16,
     }
 }
 
@@ -53,7 +56,7 @@ pub fn products(plan: &Plan) -> usize {
     let step = match plan.pass {
         Pass::Forward => of_depth(head) + into(val),
         Pass::Dq => of_depth(head) + of_depth(val) + into(head),
-        Pass::Dkv => of_depth(head) + of_depth(val) + into(val) + into(head),
+        Pass::Dkv | Pass::Fused => of_depth(head) + of_depth(val) + into(val) + into(head),
     };
     steps(plan) * step
 }
@@ -67,7 +70,7 @@ pub fn loads(plan: &Plan) -> usize {
     let (owned, walked) = match plan.pass {
         Pass::Forward => (owned(head), walked(head) + walked(val)),
         Pass::Dq => (owned(head) + owned(val), 2 * walked(head) + walked(val)),
-        Pass::Dkv => (owned(head) + owned(val), 2 * (walked(head) + walked(val))),
+        Pass::Dkv | Pass::Fused => (owned(head) + owned(val), 2 * (walked(head) + walked(val))),
     };
     match plan.queries {
         QueryOperand::Resident => owned + steps(plan) * walked,

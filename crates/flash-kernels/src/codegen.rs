@@ -96,6 +96,16 @@ pub fn delta(target: Target, isa: Isa, width: usize) -> Result<Source, String> {
     compile(target, kernel.define())
 }
 
+/// Generates the kernel that makes dq of the sums of `plan`, which is of [`Pass::Fused`], for tensors of
+/// f16.
+///
+/// # Errors
+///
+/// The compiler's message.
+pub fn convert(target: Target, plan: &Plan) -> Result<Source, String> {
+    overlapped::convert::<f16>(target, plan)
+}
+
 fn settings(threads: usize) -> KernelSettings {
     KernelSettings::new(
         *CubeDim::new_1d(threads as u32),
@@ -194,6 +204,7 @@ fn generate<U: MatrixUnit, L: Numeric, E: Float>(
             mask_type,
         )
         .define(),
+        Pass::Fused => return Err(format!("{:?} has no fused gradient", plan.unit)),
     };
     compile(target, kernel)
 }

@@ -94,6 +94,8 @@ table! {
     Dq      Wgmma  Ptx      256 [128  48] [384 16] Own    Reread,
     Dkv     Wgmma  Ptx       64 [128  96] [384 16] Own    Reread,
     Dkv     Wgmma  Ptx      128 [128  64] [384 16] Own    Reread,
+    Fused   Wgmma  Ptx       64 [128 128] [384 16] Own    Reread,
+    Fused   Wgmma  Ptx      128 [128  64] [384 16] Own    Reread,
     Dq      Mma    Ptx       64 [128 32] [128 32] Own    Reread,
     Dq      Mma    Ptx      128 [128 32] [128 32] Own    Reread having 200,
     Dq      Mma    Ptx      128 [ 64 64] [128 16] Own    Reread,
@@ -283,7 +285,7 @@ fn store_width(pass: Pass, problem: &AttentionProblem, run: usize) -> usize {
     match pass {
         Pass::Forward => val,
         Pass::Dq => head,
-        Pass::Dkv => head.min(val),
+        Pass::Dkv | Pass::Fused => head.min(val),
     }
 }
 

@@ -14,7 +14,7 @@ use super::{Source, Target, buffer, compile, mask, properties, settings};
 use crate::{
     Pass, Plan,
     kernel::{
-        backward::{dkv_overlapped, dq_overlapped},
+        backward::{dkv_overlapped, dq_overlapped, fused_overlapped, fused_sums},
         forward_overlapped,
         unit::HalfFloat,
     },
@@ -26,6 +26,7 @@ pub(super) fn generate<E: HalfFloat>(target: Target, plan: &Plan) -> Result<Sour
         Pass::Forward => forward::<E>(target, plan),
         Pass::Dq => dq::<E>(target, plan),
         Pass::Dkv => dkv::<E>(target, plan),
+        Pass::Fused => fused::<E>(target, plan),
     }
 }
 
@@ -121,6 +122,58 @@ fn dkv<E: HalfFloat>(target: Target, plan: &Plan) -> Result<Source, String> {
         values,
         *plan,
         ElemType::UInt(UIntKind::U32),
+    );
+    compile(target, kernel.define())
+}
+
+fn fused<E: HalfFloat>(target: Target, plan: &Plan) -> Result<Source, String> {
+    let [scores, pairs, keys, values] = plan.held();
+    let kernel = fused_overlapped::fused_overlapped::FusedOverlapped::<E>::new(
+        settings(plan.threads),
+        properties(target),
+        Arc::new(TargetProperties::default()),
+        (),
+        (),
+        (),
+        (),
+        buffer(),
+        mask(plan),
+        buffer(),
+        buffer(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        scores,
+        pairs,
+        keys,
+        values,
+        *plan,
+        ElemType::UInt(UIntKind::U32),
+    );
+    compile(target, kernel.define())
+}
+
+/// Generates the kernel that makes elements of the sums of [`Pass::Fused`].
+pub(super) fn convert<E: HalfFloat>(target: Target, plan: &Plan) -> Result<Source, String> {
+    let kernel = fused_sums::convert::Convert::<E>::new(
+        settings(fused_sums::THREADS),
+        properties(target),
+        Arc::new(TargetProperties::default()),
+        buffer(),
+        buffer(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        *plan,
     );
     compile(target, kernel.define())
 }

@@ -238,8 +238,7 @@ impl<M: Int> Mask<M> {
         }
     }
 
-    /// `Self::apply` at the least cost where rows are keys and columns queries. Without a bool mask,
-    /// rows past the last key keep what they have.
+    /// `Self::apply` at the least cost where rows are keys and columns queries.
     pub fn hide_transposed<U: MatrixUnit>(
         &self,
         s: &mut U::Frag,
@@ -250,13 +249,13 @@ impl<M: Int> Mask<M> {
     ) {
         if comptime!(plan.masking == Masking::Dense) {
             self.apply::<U>(s, query_start, key_start, dropped, Side::Keys, plan);
-        } else if comptime!(self.causality == Causality::Causal) {
+        } else {
             self.apply_begin::<U>(s, query_start, key_start, dropped, plan);
         }
     }
 
-    /// `Self::apply` of rows that are keys, under a causal mask alone: the queries that see a key
-    /// begin somewhere.
+    /// `Self::apply` of rows that are keys, where position alone decides: the queries that see a key
+    /// begin somewhere, those of a key past the end nowhere.
     fn apply_begin<U: MatrixUnit>(
         &self,
         s: &mut U::Frag,
@@ -270,8 +269,12 @@ impl<M: Int> Mask<M> {
         #[unroll]
         for r in 0..rows {
             let k = key_start + U::row(&*s, r, plan);
-            let begin = saturating(k + self.seqlen_q, self.seqlen_k);
-            let blind = saturating(begin, query_start);
+            let mut blind = 0u32.runtime();
+            if comptime!(self.causality == Causality::Causal) {
+                let begin = saturating(k + self.seqlen_q, self.seqlen_k);
+                blind = saturating(begin, query_start);
+            }
+            blind = select(k < self.seqlen_k, blind, u32::MAX);
             #[unroll]
             for c in 0..cols {
                 let keep = U::col(&*s, c, plan) >= blind;
@@ -280,6 +283,11 @@ impl<M: Int> Mask<M> {
             }
         }
     }
+}
+
+/// May a step of `plan` drop pairs of queries and keys that exist?
+pub const fn drops_pairs(plan: Plan) -> bool {
+    matches!(plan.causality, Causality::Causal) || matches!(plan.masking, Masking::Dense)
 }
 
 /// The phases of a walk over keys: inner steps first, then those that need a mask.

@@ -95,6 +95,12 @@ pub struct GradientRings {
     pub head: Ring,
     /// Tiles of V or dO.
     pub val: Ring,
+    /// Gradients of scores, queries by keys, that both warpgroups multiply: [`Pass::Fused`] alone.
+    ///
+    /// [`Pass::Fused`]: crate::plan::Pass::Fused
+    pub ds: Ring,
+    /// Address of what is added to dq, likewise: a piece of each warpgroup.
+    pub addend: u32,
 }
 
 #[cube]
@@ -122,12 +128,16 @@ impl GradientRings {
         );
         let head = ring(own_val.end(), own_val.barriers_end(), stages, steps, cols);
         let val = ring(head.end(), head.barriers_end(), stages, steps, val_cols);
+        let shared = comptime!(plan.ds_stages() as u32);
+        let ds = ring(val.end(), val.barriers_end(), shared, steps, rows);
         if UNIT_POS == 0u32 {
             own_head.init(1u32, plan);
             own_val.init(1u32, plan);
             // With a tile of Q, a plane brings the statistics of its rows.
             head.init(comptime!(1 + u32::from(plan.stats_len() > 0)), plan);
             val.init(1u32, plan);
+            // All planes that multiply write a part.
+            ds.init(comptime!(4 * plan.consumers() as u32), plan);
             hopper::barrier_fence();
         }
         // The barriers were made by one unit, and all units wait at them.
@@ -137,6 +147,8 @@ impl GradientRings {
             own_val,
             head,
             val,
+            ds,
+            addend: ds.end(),
         }
     }
 }

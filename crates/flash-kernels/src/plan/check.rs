@@ -1,6 +1,6 @@
 //! What a plan needs of a device.
 
-use super::{Isa, Plan, Reduction, UnitKind};
+use super::{Isa, Pass, Plan, Reduction, UnitKind};
 use crate::{AttentionError, DeviceClass};
 
 impl Plan {
@@ -60,6 +60,13 @@ impl Plan {
                 "block_m",
                 self.tile.block_m,
                 "128, 192 or 256: registers are shared out for so many",
+            ));
+        }
+        if self.pass == Pass::Fused && self.pieces() != self.consumers() {
+            return Err(AttentionError::new(
+                "block_n",
+                self.tile.block_n,
+                "a tile of dq of as many pieces of 64 × 64 as there are warpgroups",
             ));
         }
         if self.unit == UnitKind::Wgmma && !device.wgmma {

@@ -16,9 +16,9 @@ pub use choice::{
 /// Sizes of the tiles of one cube. All are comptime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TileShape {
-    /// Rows of a cube: queries, or keys in [`Pass::Dkv`].
+    /// Rows of a cube: queries, or keys in [`Pass::Dkv`] and [`Pass::Fused`].
     pub block_m: usize,
-    /// Rows of a step: keys, or queries in [`Pass::Dkv`].
+    /// Rows of a step: keys, or queries where a cube owns keys.
     pub block_n: usize,
     /// `head_dim` rounded up to what the unit multiplies in.
     pub head_pad: usize,
@@ -132,14 +132,46 @@ impl Plan {
     const fn owned_buffers(&self) -> usize {
         match self.pass {
             Pass::Forward => 1,
-            Pass::Dq | Pass::Dkv => 2,
+            Pass::Dq | Pass::Dkv | Pass::Fused => 2,
+        }
+    }
+
+    /// Tiles of gradients of scores in shared memory, where warpgroups multiply each other's.
+    pub const fn ds_stages(&self) -> usize {
+        match self.pass {
+            Pass::Fused => 2,
+            Pass::Forward | Pass::Dq | Pass::Dkv => 0,
+        }
+    }
+
+    /// Boxes side by side in a tile of `head_pad` columns.
+    pub const fn head_boxes(&self) -> usize {
+        self.tile.head_pad.div_ceil(BOX_COLS)
+    }
+
+    /// Pieces of 64 × 64 of a tile of dq, each the work of a warpgroup of [`Pass::Fused`].
+    pub const fn pieces(&self) -> usize {
+        self.tile.block_n / WARPGROUP_ROWS * self.head_boxes()
+    }
+
+    /// Bytes that [`Pass::Fused`] needs besides: `ds_stages`, and a tile of dq in f32.
+    const fn fused_bytes(&self) -> usize {
+        match self.pass {
+            Pass::Fused => {
+                let ds = self.tile.block_m * self.tile.block_n * self.stage_bytes;
+                self.ds_stages() * ds + 4 * self.pieces() * WARPGROUP_ROWS * BOX_COLS
+            }
+            Pass::Forward | Pass::Dq | Pass::Dkv => 0,
         }
     }
 
     /// Barriers in shared memory by which [`CopyKind::Boxes`] tells that a stage is full or empty.
     pub const fn barriers(&self) -> usize {
         match self.copy {
-            CopyKind::Boxes => 2 * (self.owned_buffers() * self.owned_stages() + 2 * self.stages()),
+            CopyKind::Boxes => {
+                let owned = self.owned_buffers() * self.owned_stages();
+                2 * (owned + 2 * self.stages() + self.ds_stages())
+            }
             _ => 0,
         }
     }
@@ -205,7 +237,7 @@ impl Plan {
         let head = self.owned_len(self.tile.head_pad);
         match self.pass {
             Pass::Forward => head,
-            Pass::Dq | Pass::Dkv => head + self.owned_len(self.tile.val_pad),
+            Pass::Dq | Pass::Dkv | Pass::Fused => head + self.owned_len(self.tile.val_pad),
         }
     }
 
@@ -213,7 +245,7 @@ impl Plan {
     pub const fn stats_len(&self) -> usize {
         match self.pass {
             Pass::Forward | Pass::Dq => 0,
-            Pass::Dkv => 2 * self.tile.block_n,
+            Pass::Dkv | Pass::Fused => 2 * self.tile.block_n,
         }
     }
 
@@ -226,7 +258,7 @@ impl Plan {
     const fn bytes_with(&self, owned_stages: usize) -> usize {
         let stages = self.stages() * self.stage_len();
         let operands = (owned_stages * self.owned_total() + stages) * self.stage_bytes;
-        operands + self.stats_len() * 8 + self.scratch_bytes()
+        operands + self.stats_len() * 8 + self.scratch_bytes() + self.fused_bytes()
     }
 
     /// Elements of the probabilities in [`UnitKind::Scalar`]'s scratch.

@@ -103,7 +103,7 @@ pub fn dkv_overlapped<E: HalfFloat, M: Int, S: Size, P: Size, A: Size, B: Size>(
 
 /// The keys of this cube, found anew by each warpgroup, which has not the registers to keep them.
 #[cube]
-fn owned<M: Int>(problem: &GradientProblem<M>, #[comptime] plan: Plan) -> Seq {
+pub(super) fn owned<M: Int>(problem: &GradientProblem<M>, #[comptime] plan: Plan) -> Seq {
     let kv_heads = (problem.heads / problem.group) as usize;
     let position = position_again(comptime!(plan.isa));
     Seq::of_keys(position, kv_heads, problem.seqlen_k as usize, plan)
@@ -179,7 +179,7 @@ fn consume<E: HalfFloat, M: Int, S: Size, P: Size, A: Size, B: Size>(
 
 /// Starts the scores of query tile `at`, keys by queries.
 #[cube]
-fn scores<E: HalfFloat, S: Size>(
+pub(super) fn scores<E: HalfFloat, S: Size>(
     rings: &GradientRings,
     warpgroup: u32,
     at: u32,
@@ -193,7 +193,7 @@ fn scores<E: HalfFloat, S: Size>(
 
 /// Starts `v·dOᵀ` of query tile `at`.
 #[cube]
-fn value_products<E: HalfFloat, S: Size>(
+pub(super) fn value_products<E: HalfFloat, S: Size>(
     rings: &GradientRings,
     warpgroup: u32,
     at: u32,
@@ -207,7 +207,7 @@ fn value_products<E: HalfFloat, S: Size>(
 
 /// Stores dk, scaled, and dv.
 #[cube]
-fn store<E: HalfFloat, M: Int>(
+pub(super) fn store<E: HalfFloat, M: Int>(
     dk: &SeenFrag,
     dv: &SeenFrag,
     problem: &GradientProblem<M>,
@@ -252,7 +252,7 @@ fn two_of<E: HalfFloat>(
 
 /// `s = p`, for columns that are queries.
 #[cube]
-fn probabilities<E: HalfFloat>(
+pub(super) fn probabilities<E: HalfFloat>(
     s: &mut SeenFrag,
     pairs: &Shared<[Vector<f32, Const<2>>]>,
     at: u32,
@@ -278,7 +278,7 @@ fn probabilities<E: HalfFloat>(
 
 /// `dp = ds`, for columns that are queries.
 #[cube]
-fn gradients<E: HalfFloat>(
+pub(super) fn gradients<E: HalfFloat>(
     dp: &mut SeenFrag,
     p: &SeenFrag,
     pairs: &Shared<[Vector<f32, Const<2>>]>,
