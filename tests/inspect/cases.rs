@@ -105,7 +105,7 @@ pub fn all() -> Vec<Case> {
     }
     let halves = asks_of_cuda()
         .into_iter()
-        .filter(|ask| ask.pass == Pass::Forward && ask.dtype != FloatKind::F32);
+        .filter(|ask| ask.dtype != FloatKind::F32);
     cases.extend(halves.map(|ask| Case {
         machine: PLAIN_HOPPER,
         ask,
@@ -147,9 +147,13 @@ fn with_edges(mut asks: Vec<Ask>, dtype: FloatKind, masked: usize) -> Vec<Ask> {
 
 /// The kernels of the gradient, causal.
 fn gradients(dtype: FloatKind, head_dims: &[usize]) -> Vec<Ask> {
+    gradients_by(&[Pass::Dq, Pass::Dkv], dtype, head_dims)
+}
+
+fn gradients_by(passes: &[Pass], dtype: FloatKind, head_dims: &[usize]) -> Vec<Ask> {
     let asks = head_dims.iter().flat_map(|&head_dim| {
         let causality = Causality::Causal;
-        [Pass::Dq, Pass::Dkv].map(|pass| Ask {
+        passes.iter().map(move |&pass| Ask {
             pass,
             causality,
             ..Ask::new(dtype, head_dim)
@@ -179,6 +183,7 @@ fn asks_of_wgmma() -> Vec<Ask> {
     let masking = Masking::Dense;
     let masked = both(FloatKind::F16, &[128, 192, 256]).into_iter();
     asks.extend(masked.map(|ask| Ask { masking, ..ask }));
+    asks.extend(gradients_of_wgmma());
     let scale = -0.125;
     let full = Ask::new(FloatKind::Bf16, 128);
     asks.extend([
@@ -188,6 +193,22 @@ fn asks_of_wgmma() -> Vec<Ask> {
             ..full
         },
     ]);
+    asks
+}
+
+/// The gradient's kernels: full as well, between the head sizes of rows, and with a mask.
+fn gradients_of_wgmma() -> Vec<Ask> {
+    let passes = [Pass::Dq, Pass::Dkv, Pass::Fused];
+    let halves = |dims| gradients_by(&passes, FloatKind::F16, dims).into_iter();
+    let mut asks = gradients_by(&passes, FloatKind::Bf16, &[40, 80, 96, 128]);
+    asks.extend(gradients_by(&[Pass::Fused], FloatKind::F16, &[64, 128]));
+    // Beyond 128 columns dkv is `Mma`'s.
+    let wide = gradients(FloatKind::F16, &[192, 256]).into_iter();
+    asks.extend(wide.filter(|ask| ask.pass == Pass::Dq));
+    let causality = Causality::Full;
+    asks.extend(halves(&[64, 128]).map(|ask| Ask { causality, ..ask }));
+    let masking = Masking::Dense;
+    asks.extend(halves(&[64, 128]).map(|ask| Ask { masking, ..ask }));
     asks
 }
 

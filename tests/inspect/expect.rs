@@ -1,8 +1,9 @@
 //! What must hold of a kernel, as one table.
 
-use flash_kernels::{CopyKind, Masking, Pass, Plan, UnitKind, codegen::Target, plan::QueryOperand};
+use flash_kernels::{CopyKind, Masking, Plan, UnitKind, codegen::Target};
 
 use super::{
+    counts::{loads, products, warpgroup_products, warpgroup_step, warpgroup_steps},
     measure::{Measure, Measures},
     wgsl,
 };
@@ -101,10 +102,10 @@ pub const EXPECTATIONS: &[Expectation] = &[
         Exactly(warpgroup_products),
     ),
     row(
-        "warpgroups multiply in the walk over keys",
+        "warpgroups multiply in the walk",
         Measure::WalkedProducts,
         is_wgmma,
-        Exactly(|plan| steps(plan) * warpgroup_step(plan)),
+        Exactly(|plan| warpgroup_steps(plan) * warpgroup_step(plan)),
     ),
     row(
         "warpgroup products run by themselves",
@@ -265,57 +266,6 @@ fn is_cmma(_: Target, plan: &Plan) -> bool {
 
 fn is_spirv_scalar(target: Target, plan: &Plan) -> bool {
     target == Target::Spirv && plan.unit == UnitKind::Scalar
-}
-
-/// Steps of the walk over the keys that the code holds: one that needs no mask and one that does,
-/// or the latter alone.
-fn steps(plan: &Plan) -> usize {
-    match plan.masking {
-        Masking::None => 2,
-        Masking::Dense => 1,
-    }
-}
-
-/// `wgmma` of a warpgroup: the scores of the first query tile, then scores and outputs of each copy of
-/// a step and of the step from one query tile to the next, then the last outputs.
-fn warpgroup_products(plan: &Plan) -> usize {
-    (steps(plan) + 2) * warpgroup_step(plan)
-}
-
-/// `wgmma` of a step: scores of one key tile and outputs of another.
-fn warpgroup_step(plan: &Plan) -> usize {
-    plan.tile.head_pad / 16 + plan.tile.block_n / 16
-}
-
-/// `mma.sync` of a plane: the products of a step, in each of its copies.
-fn products(plan: &Plan) -> usize {
-    let (tile, rows) = (plan.tile, plan.rows / 16);
-    let of_depth = |depth: usize| rows * (tile.block_n / 8) * (depth / 16);
-    let into = |cols: usize| rows * (cols / 8) * (tile.block_n / 16);
-    let (head, val) = (tile.head_pad, tile.val_pad);
-    let step = match plan.pass {
-        Pass::Forward => of_depth(head) + into(val),
-        Pass::Dq => of_depth(head) + of_depth(val) + into(head),
-        Pass::Dkv => of_depth(head) + of_depth(val) + into(val) + into(head),
-    };
-    steps(plan) * step
-}
-
-/// `ldmatrix` of a plane: owned operands once or in each step, walked ones in each.
-fn loads(plan: &Plan) -> usize {
-    let tile = plan.tile;
-    let owned = |depth: usize| plan.rows / 16 * (depth / 16);
-    let walked = |cols: usize| (tile.block_n / 16) * (cols / 16);
-    let (head, val) = (tile.head_pad, tile.val_pad);
-    let (owned, walked) = match plan.pass {
-        Pass::Forward => (owned(head), walked(head) + walked(val)),
-        Pass::Dq => (owned(head) + owned(val), 2 * walked(head) + walked(val)),
-        Pass::Dkv => (owned(head) + owned(val), 2 * (walked(head) + walked(val))),
-    };
-    match plan.queries {
-        QueryOperand::Resident => owned + steps(plan) * walked,
-        QueryOperand::Reread => steps(plan) * (owned + walked),
-    }
 }
 
 type Compare = fn(&usize, &usize) -> bool;

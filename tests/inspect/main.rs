@@ -5,6 +5,7 @@
 //! does not hold. `cargo xtask inspect` installs the tools and calls this.
 
 mod cases;
+mod counts;
 mod cuda;
 mod expect;
 mod measure;

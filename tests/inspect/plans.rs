@@ -138,6 +138,7 @@ impl Ask {
             Pass::Forward => {}
             Pass::Dq => words.push("dq".to_owned()),
             Pass::Dkv => words.push("dkv".to_owned()),
+            Pass::Fused => words.push("fused".to_owned()),
         }
         words.push(match self.causality {
             Causality::Full => "full".to_owned(),

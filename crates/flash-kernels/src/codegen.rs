@@ -28,10 +28,12 @@ use crate::{
     FloatKind, Isa, Masking, Pass, Plan, UnitKind,
     kernel::{
         backward::{delta, dkv, dq},
-        forward, forward_overlapped,
+        forward,
         unit::{Cmma, HalfFloat, MatrixUnit, Mma, Scalar},
     },
 };
+
+mod overlapped;
 
 /// A compiler and what it is told of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,8 +69,8 @@ pub fn kernel(target: Target, plan: &Plan, dtype: FloatKind) -> Result<Source, S
         (UnitKind::Cmma, FloatKind::Bf16) => cmma::<bf16>(target, plan),
         (UnitKind::Mma, FloatKind::F16) => generate::<Mma<f16>, f16, f16>(target, plan),
         (UnitKind::Mma, FloatKind::Bf16) => generate::<Mma<bf16>, bf16, bf16>(target, plan),
-        (UnitKind::Wgmma, FloatKind::F16) => generate_overlapped::<f16>(target, plan),
-        (UnitKind::Wgmma, FloatKind::Bf16) => generate_overlapped::<bf16>(target, plan),
+        (UnitKind::Wgmma, FloatKind::F16) => overlapped::generate::<f16>(target, plan),
+        (UnitKind::Wgmma, FloatKind::Bf16) => overlapped::generate::<bf16>(target, plan),
         (unit, FloatKind::F32) => Err(format!("{unit:?} does not multiply f32")),
     }
 }
@@ -100,6 +102,16 @@ fn delta_of<E: Float>(target: Target, isa: Isa, width: usize) -> Result<Source, 
         isa,
     );
     compile(target, kernel.define())
+}
+
+/// Generates the kernel that makes dq of the sums of `plan`, which is of [`Pass::Fused`], for tensors of
+/// f16.
+///
+/// # Errors
+///
+/// The compiler's message.
+pub fn convert(target: Target, plan: &Plan) -> Result<Source, String> {
+    overlapped::convert::<f16>(target, plan)
 }
 
 fn settings(threads: usize) -> KernelSettings {
@@ -200,41 +212,9 @@ fn generate<U: MatrixUnit, L: Numeric, E: Float>(
             mask_type,
         )
         .define(),
+        Pass::Fused => return Err(format!("{:?} has no fused gradient", plan.unit)),
     };
     compile(target, kernel)
-}
-
-fn generate_overlapped<E: HalfFloat>(target: Target, plan: &Plan) -> Result<Source, String> {
-    if plan.pass != Pass::Forward {
-        return Err(format!("{:?} has no {:?}", plan.unit, plan.pass));
-    }
-    let [scores, probabilities, outputs] = plan.held();
-    let kernel = forward_overlapped::forward_overlapped::ForwardOverlapped::<E>::new(
-        settings(plan.threads),
-        properties(target),
-        Arc::new(TargetProperties::default()),
-        (),
-        (),
-        (),
-        mask(plan),
-        buffer(),
-        buffer(),
-        Default::default(),
-        Default::default(),
-        Default::default(),
-        Default::default(),
-        Default::default(),
-        Default::default(),
-        Default::default(),
-        Default::default(),
-        Default::default(),
-        scores,
-        probabilities,
-        outputs,
-        *plan,
-        ElemType::UInt(UIntKind::U32),
-    );
-    compile(target, kernel.define())
 }
 
 fn mask<M: CubePrimitive>(plan: &Plan) -> ComptimeOptionCompilationArg<OwnedTensor<M>> {

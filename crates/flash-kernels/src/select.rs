@@ -88,6 +88,14 @@ table! {
     Forward Scalar Portable 256 [ 32 16] [ 64  4] OfKeys Reread,
     Forward Scalar Portable 256 [ 16  8] [ 32  4] OfKeys Reread,
     Forward Scalar Portable 256 [  4  8] [  8  4] OfKeys Reread,
+    Dq      Wgmma  Ptx       64 [128 128] [384 16] Own    Reread masking None,
+    Dq      Wgmma  Ptx      128 [128  96] [384 16] Own    Reread,
+    Dq      Wgmma  Ptx      192 [128  64] [384 16] Own    Reread,
+    Dq      Wgmma  Ptx      256 [128  48] [384 16] Own    Reread,
+    Dkv     Wgmma  Ptx       64 [128  96] [384 16] Own    Reread,
+    Dkv     Wgmma  Ptx      128 [128  64] [384 16] Own    Reread,
+    Fused   Wgmma  Ptx       64 [128 128] [384 16] Own    Reread,
+    Fused   Wgmma  Ptx      128 [128  64] [384 16] Own    Reread,
     Dq      Mma    Ptx       64 [128 32] [128 32] Own    Reread,
     Dq      Mma    Ptx      128 [128 32] [128 32] Own    Reread having 200,
     Dq      Mma    Ptx      128 [ 64 64] [128 16] Own    Reread,
@@ -179,8 +187,10 @@ fn suits(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Ali
         UnitKind::Scalar => true,
         UnitKind::Cmma => device.isa == Isa::Portable && device.cmma(problem.dtype),
         UnitKind::Mma => half,
-        // Boxes are copied in pieces of 16 bytes, and there is none without a key.
-        UnitKind::Wgmma => half && device.wgmma && align.0 >= 8 && shape.seqlen_k > 0,
+        // Boxes are copied in pieces of 16 bytes, and there is none without a row.
+        UnitKind::Wgmma => {
+            half && device.wgmma && align.0 >= 8 && shape.seqlen_q.min(shape.seqlen_k) > 0
+        }
     };
     let isa = row.isa == Isa::Portable || device.isa == Isa::Ptx;
     let sizes = shape.head_dim.max(shape.val_dim) <= row.max_dim;
@@ -275,7 +285,7 @@ fn store_width(pass: Pass, problem: &AttentionProblem, run: usize) -> usize {
     match pass {
         Pass::Forward => val,
         Pass::Dq => head,
-        Pass::Dkv => head.min(val),
+        Pass::Dkv | Pass::Fused => head.min(val),
     }
 }
 

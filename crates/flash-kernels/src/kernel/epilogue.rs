@@ -86,16 +86,54 @@ pub fn store_pieces<E: HalfFloat>(
 ) {
     let mut scratch = Seen::<E>::scratch(plan);
     let factor = store_lse::<Seen<E>>(acc, softmax, lse, line, rows, &mut scratch, plan);
-    let per_row = (dim / 8u32) as usize;
+    let place = Place {
+        first: line * dim as usize,
+        rows,
+        dim: dim as usize,
+    };
+    let val_pad = comptime!(plan.tile.val_pad);
+    store_row_pieces::<E>(acc, &factor, out, &place, val_pad, plan);
+}
+
+/// `store_pieces` of `cols` columns with the same factor for each row.
+#[cube]
+pub fn store_scaled_pieces<E: HalfFloat>(
+    acc: &SeenFrag,
+    factor: f32,
+    out: &mut [Vector<u32, Const<4>>],
+    place: &Place,
+    #[comptime] cols: usize,
+    #[comptime] plan: Plan,
+) {
+    let rows = Seen::<E>::rows(acc);
+    let mut factors = Array::<f32>::new(rows);
+    #[unroll]
+    for r in 0..rows {
+        factors[r] = factor;
+    }
+    store_row_pieces::<E>(acc, &factors, out, place, cols, plan);
+}
+
+/// `out[place(row, col)] = factor[row] · acc[row, col]` in pieces of 16 bytes.
+#[cube]
+fn store_row_pieces<E: HalfFloat>(
+    acc: &SeenFrag,
+    factor: &Array<f32>,
+    out: &mut [Vector<u32, Const<4>>],
+    place: &Place,
+    #[comptime] cols: usize,
+    #[comptime] plan: Plan,
+) {
+    let dim = place.dim as u32;
     #[unroll]
     for r in 0..Seen::<E>::rows(acc) {
         let row = Seen::<E>::row(acc, r, plan);
-        let first = (line + row as usize) * per_row;
+        let first = (place.first + row as usize * place.dim) / 8;
         #[unroll]
-        for part in 0..comptime!(plan.tile.val_pad.div_ceil(wgmma::PIECE_COLS)) {
+        for part in 0..comptime!(cols.div_ceil(wgmma::PIECE_COLS)) {
             let value = wgmma::piece::<E>(acc, factor[r], r, part);
             let at = wgmma::piece_at(part);
-            if row < rows && 8u32 * at < dim {
+            if row < place.rows && 8u32 * at < dim {
                 out[first + at as usize] = value;
             }
         }

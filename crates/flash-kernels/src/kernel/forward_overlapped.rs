@@ -187,7 +187,7 @@ fn consume<E: HalfFloat, M: Int, S: Size, P: Size, A: Size>(
                 let masked = comptime!(phase == 1);
                 logits::<E, M>(&mut s, problem, &walk, step, masked, plan);
                 let rescale = softmax.advance::<Seen<E>>(&mut s, &mut scratch, plan);
-                wgmma::settle::<A>(&mut acc, o, val_pad);
+                wgmma::settle::<A>(&mut acc, o, 0usize, val_pad);
                 rings.values.release(at);
                 p = wgmma::packed::<E, P>(&s);
                 Seen::<E>::rescale(&mut acc, &rescale.alpha, rescale.stale, &mut scratch, plan);
@@ -206,7 +206,7 @@ fn consume<E: HalfFloat, M: Int, S: Size, P: Size, A: Size>(
             rings.keys.release(at + 1u32);
             let mut next = nothing::<M>(problem, plan);
             first::<E, M>(&mut s, &mut next, problem, round, &mut scratch, plan);
-            wgmma::settle::<A>(&mut acc, o, val_pad);
+            wgmma::settle::<A>(&mut acc, o, 0usize, val_pad);
             rings.values.release(at);
             p = wgmma::packed::<E, P>(&s);
             finish::<E, M>(&acc, &mut softmax, problem, &walk.seq, out, lse, plan);
@@ -214,7 +214,7 @@ fn consume<E: HalfFloat, M: Int, S: Size, P: Size, A: Size>(
             softmax.succeed(&next);
         } else {
             let o = outputs::<E, A, P>(rings, &acc, p, at, plan);
-            wgmma::settle::<A>(&mut acc, o, val_pad);
+            wgmma::settle::<A>(&mut acc, o, 0usize, val_pad);
             finish::<E, M>(&acc, &mut softmax, problem, &walk.seq, out, lse, plan);
         }
         at += 1u32;

@@ -237,6 +237,57 @@ impl<M: Int> Mask<M> {
             }
         }
     }
+
+    /// `Self::apply` at the least cost where rows are keys and columns queries.
+    pub fn hide_transposed<U: MatrixUnit>(
+        &self,
+        s: &mut U::Frag,
+        query_start: u32,
+        key_start: u32,
+        dropped: f32,
+        #[comptime] plan: Plan,
+    ) {
+        if comptime!(plan.masking == Masking::Dense) {
+            self.apply::<U>(s, query_start, key_start, dropped, Side::Keys, plan);
+        } else {
+            self.apply_begin::<U>(s, query_start, key_start, dropped, plan);
+        }
+    }
+
+    /// `Self::apply` of rows that are keys, where position alone decides: the queries that see a key
+    /// begin somewhere, those of a key past the end nowhere.
+    fn apply_begin<U: MatrixUnit>(
+        &self,
+        s: &mut U::Frag,
+        query_start: u32,
+        key_start: u32,
+        dropped: f32,
+        #[comptime] plan: Plan,
+    ) {
+        let rows = U::rows(&*s);
+        let cols = U::cols(&*s);
+        #[unroll]
+        for r in 0..rows {
+            let k = key_start + U::row(&*s, r, plan);
+            let mut blind = 0u32.runtime();
+            if comptime!(self.causality == Causality::Causal) {
+                let begin = saturating(k + self.seqlen_q, self.seqlen_k);
+                blind = saturating(begin, query_start);
+            }
+            blind = select(k < self.seqlen_k, blind, u32::MAX);
+            #[unroll]
+            for c in 0..cols {
+                let keep = U::col(&*s, c, plan) >= blind;
+                let x = select(keep, U::get(&*s, r, c), dropped);
+                U::set(s, r, c, x);
+            }
+        }
+    }
+}
+
+/// May a step of `plan` drop pairs of queries and keys that exist?
+pub const fn drops_pairs(plan: Plan) -> bool {
+    matches!(plan.causality, Causality::Causal) || matches!(plan.masking, Masking::Dense)
 }
 
 /// The phases of a walk over keys: inner steps first, then those that need a mask.

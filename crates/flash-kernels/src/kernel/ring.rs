@@ -4,7 +4,7 @@
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
 
-use super::unit::hopper;
+use super::unit::{HalfFloat, hopper, mma::clamped};
 use crate::plan::{BOX_COLS, Plan};
 
 /// A ring of stages in shared memory. Tiles are counted through from the beginning: tile `at` lies
@@ -67,9 +67,9 @@ impl Rings {
         let keys = ring(queries.end(), queries.barriers_end(), walked, steps, head);
         let values = ring(keys.end(), keys.barriers_end(), walked, steps, val);
         if UNIT_POS == 0u32 {
-            queries.init(plan);
-            keys.init(plan);
-            values.init(plan);
+            queries.init(1u32, plan);
+            keys.init(1u32, plan);
+            values.init(1u32, plan);
             hopper::barrier_fence();
         }
         // The barriers were made by one unit, and all units wait at them.
@@ -78,6 +78,77 @@ impl Rings {
             queries,
             keys,
             values,
+        }
+    }
+}
+
+/// The rings of a cube of the gradient. Q and K have `head_dim` columns, dO and V `val_dim`: two of
+/// them are owned and come once, two are walked.
+#[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
+pub struct GradientRings {
+    /// The owned tile of Q or K.
+    pub own_head: Ring,
+    /// The owned tile of dO or V.
+    pub own_val: Ring,
+    /// Tiles of K or Q.
+    pub head: Ring,
+    /// Tiles of V or dO.
+    pub val: Ring,
+    /// Gradients of scores, queries by keys, that both warpgroups multiply: [`Pass::Fused`] alone.
+    ///
+    /// [`Pass::Fused`]: crate::plan::Pass::Fused
+    pub ds: Ring,
+    /// Address of what is added to dq, likewise: a piece of each warpgroup.
+    pub addend: u32,
+}
+
+#[cube]
+impl GradientRings {
+    /// Allocates the rings and makes their barriers. Synchronises the cube.
+    pub fn new(#[comptime] plan: Plan) -> GradientRings {
+        let barriers = comptime!(plan.barriers());
+        let pairs = comptime!(8 * plan.stats_len());
+        let bytes = comptime!(plan.shared_bytes() - 8 * barriers - pairs);
+        let tiles =
+            Shared::<[Vector<u32, Const<4>>]>::new_aligned_slice(comptime!(bytes / 16), 1024usize);
+        let states = Shared::<[u64]>::new_slice(barriers);
+        let data = address::<Vector<u32, Const<4>>>(unsafe { tiles.as_ptr_unchecked() });
+        let barrier = address::<u64>(unsafe { states.as_ptr_unchecked() });
+        let (rows, steps) = comptime!((plan.tile.block_m as u32, plan.tile.block_n as u32));
+        let (cols, val_cols) = comptime!((plan.tile.head_pad as u32, plan.tile.val_pad as u32));
+        let stages = comptime!(plan.stages() as u32);
+        let own_head = ring(data, barrier, 1u32, rows, cols);
+        let own_val = ring(
+            own_head.end(),
+            own_head.barriers_end(),
+            1u32,
+            rows,
+            val_cols,
+        );
+        let head = ring(own_val.end(), own_val.barriers_end(), stages, steps, cols);
+        let val = ring(head.end(), head.barriers_end(), stages, steps, val_cols);
+        let shared = comptime!(plan.ds_stages() as u32);
+        let ds = ring(val.end(), val.barriers_end(), shared, steps, rows);
+        if UNIT_POS == 0u32 {
+            own_head.init(1u32, plan);
+            own_val.init(1u32, plan);
+            // With a tile of Q, a plane brings the statistics of its rows.
+            head.init(comptime!(1 + u32::from(plan.stats_len() > 0)), plan);
+            val.init(1u32, plan);
+            // All planes that multiply write a part.
+            ds.init(comptime!(4 * plan.consumers() as u32), plan);
+            hopper::barrier_fence();
+        }
+        // The barriers were made by one unit, and all units wait at them.
+        sync_cube();
+        GradientRings {
+            own_head,
+            own_val,
+            head,
+            val,
+            ds,
+            addend: ds.end(),
         }
     }
 }
@@ -128,10 +199,11 @@ impl Ring {
         self.barriers + comptime!(16 * self.stages)
     }
 
-    fn init(&self, #[comptime] plan: Plan) {
+    /// Makes the barriers, the full ones for so many `sources` of a tile.
+    fn init(&self, #[comptime] sources: u32, #[comptime] plan: Plan) {
         #[unroll]
         for stage in 0..comptime!(self.stages) {
-            hopper::barrier_init(self.barriers + comptime!(8 * stage), 1u32);
+            hopper::barrier_init(self.barriers + comptime!(8 * stage), sources);
             // One arrival of each plane that multiplies.
             let readers = comptime!(4 * plan.consumers() as u32);
             hopper::barrier_init(
@@ -169,12 +241,40 @@ impl Ring {
         hopper::barrier_arrive_if(self.empty(at), u32::cast_from(last));
     }
 
+    /// Waits until the stage of tile `at` may be written, like `fill`.
+    pub fn await_empty(&self, at: u32) {
+        let turn = (at / comptime!(self.stages)) & 1u32;
+        hopper::barrier_wait(self.empty(at), turn ^ 1u32);
+    }
+
+    /// Says that this plane has brought its part of tile `at`.
+    pub fn arrive_full(&self, at: u32) {
+        hopper::barrier_arrive(self.full(at));
+    }
+
+    /// Makes what is not finite in tile `at` finite, in shared memory. The units that multiply
+    /// share the work, and all of them must have read the tile as it was; it is visible to their
+    /// products on return. They are synchronised twice.
+    pub fn make_finite<E: HalfFloat>(&self, at: u32, #[comptime] plan: Plan) {
+        let units = comptime!(plan.consumers() as u32 * 128);
+        // A plane that is ahead must not change what another still multiplies.
+        hopper::consumer_barrier(units);
+        let first = self.tile(at) + 16u32 * UNIT_POS;
+        #[unroll]
+        for i in 0..comptime!(boxes(self.cols) * box_bytes(self.rows) / 16 / units) {
+            let word = first + comptime!(16 * units * i);
+            hopper::store_words(word, clamped::<E>(hopper::load_words(word)));
+        }
+        hopper::async_fence();
+        // Products read what all units wrote.
+        hopper::consumer_barrier(units);
+    }
+
     /// Has tile `at` copied from `place` of the tensor behind `map`, once its stage is empty. One
     /// unit of the cube calls it.
     pub fn fill(&self, at: u32, map: u64, place: Place) {
-        let turn = (at / comptime!(self.stages)) & 1u32;
         // In the first turn the phase before the first counts as done.
-        hopper::barrier_wait(self.empty(at), turn ^ 1u32);
+        self.await_empty(at);
         let full = self.full(at);
         let bytes = self.bytes();
         hopper::barrier_expect(full, bytes);

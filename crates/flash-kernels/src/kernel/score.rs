@@ -37,5 +37,15 @@ pub fn probability(s: f32, lse_log2: f32, scale_log2: f32, #[comptime] isa: Isa)
 /// `ds = p·(dp - delta)`, the gradient of a logit; exactly 0 where `p` is, whatever `dp`.
 #[cube]
 pub fn gradient(p: f32, dp: f32, delta: f32) -> f32 {
-    select(p == f32::new(0.0), f32::new(0.0), p * (dp - delta))
+    select(
+        p == f32::new(0.0),
+        f32::new(0.0),
+        gradient_of_seen(p, dp, delta),
+    )
+}
+
+/// [`gradient`] of a pair that is known to be seen, for which `dp` is a number.
+#[cube]
+pub fn gradient_of_seen(p: f32, dp: f32, delta: f32) -> f32 {
+    p * (dp - delta)
 }

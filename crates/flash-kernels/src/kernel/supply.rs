@@ -28,11 +28,17 @@ impl Maps {
     /// `place` in the map of `tensor`, which counts q, k and v: 0 along a dimension that is
     /// broadcast and has one element there.
     fn of(&self, place: Place, #[comptime] tensor: u32) -> Place {
-        Place {
-            batch: place.batch * ((self.walked >> comptime!(2 * tensor)) & 1u32),
-            head: place.head * ((self.walked >> comptime!(2 * tensor + 1)) & 1u32),
-            row: place.row,
-        }
+        place_of(self.walked, place, tensor)
+    }
+}
+
+/// `place` in the map of `tensor`, by `walked` of [`Maps`].
+#[cube]
+pub fn place_of(walked: u32, place: Place, #[comptime] tensor: u32) -> Place {
+    Place {
+        batch: place.batch * ((walked >> comptime!(2 * tensor)) & 1u32),
+        head: place.head * ((walked >> comptime!(2 * tensor + 1)) & 1u32),
+        row: place.row,
     }
 }
 

@@ -4,19 +4,20 @@ use cubecl::{client::Client, prelude::*};
 use half::{bf16, f16};
 
 use super::{
-    ForwardOutput, Launch, MaskView, TensorView, address_type, alignment, bindable, check_views,
-    dispatch, empty, grid, mask_arg, packed_alignment,
+    ForwardOutput, MaskView, TensorView, address_type, alignment, check_views, dispatch, empty,
+    forward::class_for, grid, packed_alignment,
 };
 use crate::{
     AttentionError, AttentionProblem, FloatKind,
-    kernel::{
-        backward::{delta, dkv, dq},
-        seq::Seq,
-        unit::MatrixUnit,
-    },
+    kernel::backward::delta,
     plan::{Pass, Plan},
     select::{Alignment, DeviceClass, select},
 };
+
+mod kernels;
+mod overlapped;
+
+use kernels::{DkvLaunch, DqLaunch};
 
 /// Which gradients are asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -103,8 +104,9 @@ pub fn backward(
     wanted: Wanted,
 ) -> Result<Gradients, AttentionError> {
     let BackwardInputs { q, k, v, d_out, .. } = inputs;
+    let device = class_for(client, problem, &[q, k, v, d_out]);
     let alignment = alignment(&[q, k, v, d_out], problem);
-    let plans = BackwardPlans::of(&DeviceClass::of(client), problem, alignment)?;
+    let plans = BackwardPlans::of(&device, problem, alignment)?;
     backward_with(client, problem, &plans, inputs, wanted)
 }
 
@@ -120,9 +122,16 @@ pub fn backward_with(
     inputs: BackwardInputs,
     wanted: Wanted,
 ) -> Result<Gradients, AttentionError> {
-    let BackwardInputs { q, k, v, mask, .. } = inputs;
+    let BackwardInputs {
+        q,
+        k,
+        v,
+        d_out,
+        mask,
+        ..
+    } = inputs;
     check_views(problem, q, k, v, mask)?;
-    let device = DeviceClass::of(client);
+    let device = class_for(client, problem, &[q, k, v, d_out]);
     plans.dq.check(&device)?;
     plans.dkv.check(&device)?;
     check_outputs(problem, &inputs)?;
@@ -273,111 +282,6 @@ impl Call<'_> {
                 BufferArg::from_raw_parts(self.stats.clone(), 2 * rows),
                 rows as u32,
                 self.device.isa,
-            );
-        }
-        Ok(())
-    }
-}
-
-struct DqLaunch<'a> {
-    call: &'a Call<'a>,
-    plan: &'a Plan,
-    dq: &'a TensorView,
-}
-
-impl Launch for DqLaunch<'_> {
-    fn launch<U: MatrixUnit, L: Numeric, E: Float>(&self) -> Result<(), AttentionError> {
-        let Call {
-            client,
-            problem,
-            device,
-            inputs,
-            stats,
-        } = self.call;
-        let shape = &problem.shape;
-        let block_m = self.plan.tile.block_m;
-        let cubes = Seq::count(shape.batch, shape.num_heads, shape.seqlen_q, block_m);
-        let (count, cubes) = grid(cubes, device.max_cubes)?;
-        let (mask, mask_type) = mask_arg(client, inputs.mask);
-        let [q, k, v, d_out] =
-            [inputs.q, inputs.k, inputs.v, inputs.d_out].map(|view| bindable(client, view).arg());
-        // SAFETY: every access of the kernel is guarded by the lengths given here.
-        unsafe {
-            dq::dq::launch_unchecked::<U, L, E>(
-                client,
-                count,
-                CubeDim::new_1d(self.plan.threads as u32),
-                address_type(device, &self.call.views(&[self.dq]))?,
-                self.plan.load_components(),
-                self.plan.store_width,
-                q,
-                k,
-                v,
-                d_out,
-                BufferArg::from_raw_parts(stats.clone(), self.call.stats_len()),
-                mask,
-                self.dq.arg(),
-                cubes,
-                problem.scale,
-                problem.scale * core::f32::consts::LOG2_E,
-                *self.plan,
-                mask_type,
-            );
-        }
-        Ok(())
-    }
-}
-
-struct DkvLaunch<'a> {
-    call: &'a Call<'a>,
-    plan: &'a Plan,
-    dk: &'a TensorView,
-    dv: &'a TensorView,
-}
-
-impl Launch for DkvLaunch<'_> {
-    fn launch<U: MatrixUnit, L: Numeric, E: Float>(&self) -> Result<(), AttentionError> {
-        let Call {
-            client,
-            problem,
-            device,
-            inputs,
-            stats,
-        } = self.call;
-        let shape = &problem.shape;
-        let block_m = self.plan.tile.block_m;
-        let cubes = Seq::count(shape.batch, shape.num_kv_heads, shape.seqlen_k, block_m);
-        let (count, cubes) = grid(cubes, device.max_cubes)?;
-        let (mask, mask_type) = mask_arg(client, inputs.mask);
-        let [q, k, v, d_out] =
-            [inputs.q, inputs.k, inputs.v, inputs.d_out].map(|view| bindable(client, view).arg());
-        let start = |view: &TensorView| view.handle.offset_start.unwrap_or(0) as usize;
-        let dv_offset = (start(self.dv) - start(self.dk)) / problem.dtype.bytes();
-        let mut both = self.dk.handle.clone();
-        both.offset_end = None;
-        let len = dv_offset + self.dv.reach();
-        // SAFETY: every access of the kernel is guarded by the lengths given here.
-        unsafe {
-            dkv::dkv::launch_unchecked::<U, L, E>(
-                client,
-                count,
-                CubeDim::new_1d(self.plan.threads as u32),
-                address_type(device, &self.call.views(&[self.dk, self.dv]))?,
-                self.plan.load_components(),
-                self.plan.store_width,
-                q,
-                k,
-                v,
-                d_out,
-                BufferArg::from_raw_parts(stats.clone(), self.call.stats_len()),
-                mask,
-                BufferArg::from_raw_parts(both, len),
-                cubes,
-                dv_offset,
-                problem.scale,
-                problem.scale * core::f32::consts::LOG2_E,
-                *self.plan,
-                mask_type,
             );
         }
         Ok(())

@@ -71,7 +71,7 @@ pub fn forward(
     v: &TensorView,
     mask: Option<&MaskView>,
 ) -> Result<ForwardOutput, AttentionError> {
-    let device = class_for(client, problem, [q, k, v]);
+    let device = class_for(client, problem, &[q, k, v]);
     let alignment = alignment(&[q, k, v], problem);
     let plan = select(&device, problem, Pass::Forward, alignment)?;
     forward_with(client, problem, &plan, q, k, v, mask)
@@ -92,7 +92,7 @@ pub fn forward_with(
     mask: Option<&MaskView>,
 ) -> Result<ForwardOutput, AttentionError> {
     check_views(problem, q, k, v, mask)?;
-    plan.check(&class_for(client, problem, [q, k, v]))?;
+    plan.check(&class_for(client, problem, &[q, k, v]))?;
     let shape = &problem.shape;
     let output = ForwardOutput {
         out: empty(client, shape.out(), problem.dtype.bytes()),
@@ -115,7 +115,11 @@ pub fn forward_with(
 
 /// What the device can do with these tensors: no products whose operands its copy engine cannot
 /// reach.
-fn class_for(client: &Client, problem: &AttentionProblem, inputs: [&TensorView; 3]) -> DeviceClass {
+pub(super) fn class_for(
+    client: &Client,
+    problem: &AttentionProblem,
+    inputs: &[&TensorView],
+) -> DeviceClass {
     let device = DeviceClass::of(client);
     let bytes = problem.dtype.bytes();
     let wgmma = device.wgmma && inputs.iter().all(|view| view.has_boxes(bytes));
@@ -139,7 +143,7 @@ fn section(problem: &AttentionProblem) -> usize {
 }
 
 /// Bit `2·i` where tensor `i` has batch entries of its own, bit `2·i + 1` where it has heads.
-fn walked(inputs: &[&TensorView]) -> u32 {
+pub(super) fn walked(inputs: &[&TensorView]) -> u32 {
     inputs.iter().rev().fold(0, |bits, view| {
         let (batch, heads) = (view.is_walked(0), view.is_walked(1));
         bits << 2 | u32::from(heads) << 1 | u32::from(batch)
@@ -205,7 +209,7 @@ impl Launch for Call<'_> {
         let element = E::elem_type_native();
         let (mask, mask_type) = mask_arg(self.client, self.mask);
         let ForwardOutput { out, lse } = self.output;
-        let [scores, probabilities, outputs] = self.plan.held();
+        let [scores, probabilities, _, outputs] = self.plan.held();
         // SAFETY: every access of the kernel is guarded by the lengths given here.
         unsafe {
             overlapped::launch_unchecked::<E>(

@@ -145,14 +145,8 @@ trait Launch {
     /// Launches for tensors of `E`, read as `L`, multiplied by `U`.
     fn launch<U: MatrixUnit, L: Numeric, E: Float>(&self) -> Result<(), AttentionError>;
 
-    /// Launches the overlapped kernel for tensors of `E`, where there is one.
-    fn launch_overlapped<E: HalfFloat>(&self) -> Result<(), AttentionError> {
-        Err(AttentionError::new(
-            "plan",
-            "Wgmma for a gradient",
-            "Wgmma for a forward pass",
-        ))
-    }
+    /// Launches the overlapped kernel for tensors of `E`.
+    fn launch_overlapped<E: HalfFloat>(&self) -> Result<(), AttentionError>;
 }
 
 /// The one place where a plan's unit becomes a type.

@@ -90,4 +90,6 @@ pub enum Pass {
     Dq,
     /// Owns keys, walks the queries of their head group; leaves dk and dv.
     Dkv,
+    /// As `Dkv`, and adds what its keys give to dq: five products where `Dq` and `Dkv` have seven.
+    Fused,
 }

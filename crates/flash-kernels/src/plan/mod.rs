@@ -3,7 +3,9 @@
 //! Lengths, strides, scale and head sizes below the padded ones are run-time values: a new one
 //! does not recompile.
 
-use crate::{AttentionError, Causality, DeviceClass, Masking};
+use crate::{Causality, Masking};
+
+mod check;
 
 mod choice;
 
@@ -14,9 +16,9 @@ pub use choice::{
 /// Sizes of the tiles of one cube. All are comptime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TileShape {
-    /// Rows of a cube: queries, or keys in [`Pass::Dkv`].
+    /// Rows of a cube: queries, or keys in [`Pass::Dkv`] and [`Pass::Fused`].
     pub block_m: usize,
-    /// Rows of a step: keys, or queries in [`Pass::Dkv`].
+    /// Rows of a step: keys, or queries where a cube owns keys.
     pub block_n: usize,
     /// `head_dim` rounded up to what the unit multiplies in.
     pub head_pad: usize,
@@ -115,8 +117,8 @@ impl Plan {
     /// Stages of the owned buffers: two where the next query tile of a cube may travel while this
     /// one is computed, and both fit.
     pub const fn owned_stages(&self) -> usize {
-        match self.copy {
-            CopyKind::Boxes if self.bytes_with(2) <= SM90_SHARED_BYTES => 2,
+        match (self.copy, self.pass) {
+            (CopyKind::Boxes, Pass::Forward) if self.bytes_with(2) <= SM90_SHARED_BYTES => 2,
             _ => 1,
         }
     }
@@ -126,22 +128,64 @@ impl Plan {
         self.tile.block_m / WARPGROUP_ROWS
     }
 
+    /// Owned buffers: Q; Q and dO; K and V.
+    const fn owned_buffers(&self) -> usize {
+        match self.pass {
+            Pass::Forward => 1,
+            Pass::Dq | Pass::Dkv | Pass::Fused => 2,
+        }
+    }
+
+    /// Tiles of gradients of scores in shared memory, where warpgroups multiply each other's.
+    pub const fn ds_stages(&self) -> usize {
+        match self.pass {
+            Pass::Fused => 2,
+            Pass::Forward | Pass::Dq | Pass::Dkv => 0,
+        }
+    }
+
+    /// Boxes side by side in a tile of `head_pad` columns.
+    pub const fn head_boxes(&self) -> usize {
+        self.tile.head_pad.div_ceil(BOX_COLS)
+    }
+
+    /// Pieces of 64 × 64 of a tile of dq, each the work of a warpgroup of [`Pass::Fused`].
+    pub const fn pieces(&self) -> usize {
+        self.tile.block_n / WARPGROUP_ROWS * self.head_boxes()
+    }
+
+    /// Bytes that [`Pass::Fused`] needs besides: `ds_stages`, and a tile of dq in f32.
+    const fn fused_bytes(&self) -> usize {
+        match self.pass {
+            Pass::Fused => {
+                let ds = self.tile.block_m * self.tile.block_n * self.stage_bytes;
+                self.ds_stages() * ds + 4 * self.pieces() * WARPGROUP_ROWS * BOX_COLS
+            }
+            Pass::Forward | Pass::Dq | Pass::Dkv => 0,
+        }
+    }
+
     /// Barriers in shared memory by which [`CopyKind::Boxes`] tells that a stage is full or empty.
     pub const fn barriers(&self) -> usize {
         match self.copy {
-            CopyKind::Boxes => 2 * (self.owned_stages() + 2 * self.stages()),
+            CopyKind::Boxes => {
+                let owned = self.owned_buffers() * self.owned_stages();
+                2 * (owned + 2 * self.stages() + self.ds_stages())
+            }
             _ => 0,
         }
     }
 
-    /// Lengths of the vectors that hold a unit's scores, probabilities in pairs, and outputs of
-    /// [`UnitKind::Wgmma`]: powers of two, since a vector is aligned to its size.
-    pub const fn held(&self) -> [usize; 3] {
-        let (scores, outputs) = (self.tile.block_n / 2, self.tile.val_pad / 2);
+    /// Lengths of the vectors that hold a unit's scores, probabilities in pairs, and sums over
+    /// `head_pad` and `val_pad` columns of [`UnitKind::Wgmma`]: powers of two, since a vector is
+    /// aligned to its size.
+    pub const fn held(&self) -> [usize; 4] {
+        let scores = self.tile.block_n / 2;
         [
             scores.next_power_of_two(),
             (scores / 2).next_power_of_two(),
-            outputs.next_power_of_two(),
+            (self.tile.head_pad / 2).next_power_of_two(),
+            (self.tile.val_pad / 2).next_power_of_two(),
         ]
     }
 
@@ -193,7 +237,7 @@ impl Plan {
         let head = self.owned_len(self.tile.head_pad);
         match self.pass {
             Pass::Forward => head,
-            Pass::Dq | Pass::Dkv => head + self.owned_len(self.tile.val_pad),
+            Pass::Dq | Pass::Dkv | Pass::Fused => head + self.owned_len(self.tile.val_pad),
         }
     }
 
@@ -201,7 +245,7 @@ impl Plan {
     pub const fn stats_len(&self) -> usize {
         match self.pass {
             Pass::Forward | Pass::Dq => 0,
-            Pass::Dkv => 2 * self.tile.block_n,
+            Pass::Dkv | Pass::Fused => 2 * self.tile.block_n,
         }
     }
 
@@ -214,7 +258,7 @@ impl Plan {
     const fn bytes_with(&self, owned_stages: usize) -> usize {
         let stages = self.stages() * self.stage_len();
         let operands = (owned_stages * self.owned_total() + stages) * self.stage_bytes;
-        operands + self.stats_len() * 8 + self.scratch_bytes()
+        operands + self.stats_len() * 8 + self.scratch_bytes() + self.fused_bytes()
     }
 
     /// Elements of the probabilities in [`UnitKind::Scalar`]'s scratch.
@@ -258,74 +302,6 @@ impl Plan {
 
     const fn scratch_bytes(&self) -> usize {
         self.prob_len() * self.stage_bytes + self.scratch_len() * 4
-    }
-
-    /// Can `device` run this plan?
-    ///
-    /// # Errors
-    ///
-    /// [`AttentionError::Device`] naming the first resource that does not suffice.
-    pub fn check(&self, device: &DeviceClass) -> Result<(), AttentionError> {
-        let at_least = |resource, has: usize, needs: usize| {
-            if has >= needs {
-                return Ok(());
-            }
-            Err(AttentionError::device(
-                resource,
-                has,
-                format!("at least {needs}"),
-            ))
-        };
-        at_least(
-            "shared memory in bytes",
-            device.shared_bytes,
-            self.shared_bytes(),
-        )?;
-        at_least("units per cube", device.max_threads, self.threads)?;
-        let planes = match self.unit {
-            UnitKind::Scalar => self.reduction == Reduction::Plane,
-            UnitKind::Cmma | UnitKind::Mma | UnitKind::Wgmma => true,
-        };
-        if planes && device.plane_size != Some(self.plane_size) {
-            return Err(AttentionError::device(
-                "plane size",
-                device
-                    .plane_size
-                    .map_or("not fixed or without plane operations".into(), |p| {
-                        p.to_string()
-                    }),
-                self.plane_size,
-            ));
-        }
-        if self.unit == UnitKind::Cmma && self.row_parts() > 2 {
-            return Err(AttentionError::device(
-                "plane size",
-                self.plane_size,
-                format!("at most {}, two lanes to a row", 2 * self.rows),
-            ));
-        }
-        if self.isa == Isa::Ptx && device.isa != Isa::Ptx {
-            return Err(AttentionError::device(
-                "instruction set",
-                "not PTX",
-                "PTX of sm_80 or later through CubeCL's C++ compiler (feature cuda-cpp)",
-            ));
-        }
-        if self.unit == UnitKind::Wgmma && !matches!(self.consumers(), 2..=4) {
-            return Err(AttentionError::new(
-                "block_m",
-                self.tile.block_m,
-                "128, 192 or 256: registers are shared out for so many",
-            ));
-        }
-        if self.unit == UnitKind::Wgmma && !device.wgmma {
-            return Err(AttentionError::device(
-                "matrix instructions",
-                "without wgmma, or its tensors out of the copy engine's reach",
-                "wgmma of sm_90, steps of 16 bytes and rows that are apart",
-            ));
-        }
-        Ok(())
     }
 }
 

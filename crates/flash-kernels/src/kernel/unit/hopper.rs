@@ -98,3 +98,88 @@ pub fn copy_box(to: u32, map: u64, barrier: u32, col: u32, row: u32, head: u32, 
         b = in(_) u32::cast_from(barrier)
     );
 }
+
+/// Waits for the `units` units that multiply; the others do not take part.
+#[cube]
+pub fn consumer_barrier(#[comptime] units: u32) {
+    gpu_asm!("bar.sync 1, {units};");
+}
+
+/// Shows what this unit wrote to shared memory to products and the copy engine.
+#[cube]
+pub fn async_fence() {
+    gpu_asm!("fence.proxy.async.shared::cta;");
+}
+
+/// Writes four 8×8 matrices of 16-bit elements transposed: lane `l` gives the address of row `l % 8`
+/// of matrix `l / 8`, register `i` holds two neighbours of column `lane / 4` of matrix `i`.
+#[cube]
+pub fn store_transposed(address: u32, a: u32, b: u32, c: u32, d: u32, #[comptime] offset: u32) {
+    gpu_asm!(
+        "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [{p}+{offset}], {{{a}, {b}, {c}, {d}}};",
+        p = in(_) u32::cast_from(address),
+        a = in(_) u32::cast_from(a),
+        b = in(_) u32::cast_from(b),
+        c = in(_) u32::cast_from(c),
+        d = in(_) u32::cast_from(d)
+    );
+}
+
+/// Writes four f32 to `address + offset` of shared memory.
+#[cube]
+pub fn store_floats(address: u32, x: Vector<f32, Const<4>>, #[comptime] offset: u32) {
+    gpu_asm!(
+        "st.shared.v4.f32 [{p}+{offset}], {{{a}, {b}, {c}, {d}}};",
+        p = in(_) u32::cast_from(address),
+        a = in(_) x.extract(0usize),
+        b = in(_) x.extract(1usize),
+        c = in(_) x.extract(2usize),
+        d = in(_) x.extract(3usize)
+    );
+}
+
+/// Lane 0, where `is_due` is not 0, has the copy engine add `bytes` of f32 at `from` in shared memory
+/// to what lies `16·at` bytes behind `to`. Other cubes may add there at the same time: the order of
+/// the sum is not known. What is read must be visible to the engine, and stay until `await_reads`.
+#[cube]
+pub fn add_to_global(to: *const f32, at: u32, from: u32, is_due: u32, #[comptime] bytes: u32) {
+    gpu_asm!(
+        "{{ .reg .pred p; .reg .b32 l; .reg .b64 t; mov.u32 l, %laneid; setp.eq.u32 p, l, 0; setp.ne.and.u32 p, {d}, 0, p; mad.wide.u32 t, {o}, 16, {g}; @p cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [t], [{s}], {bytes}; @p cp.async.bulk.commit_group; }}",
+        d = in(_) u32::cast_from(is_due),
+        o = in(_) u32::cast_from(at),
+        g = mem_inout(_) to,
+        s = mem_in(_) u32::cast_from(from),
+        options(explicit_mem)
+    );
+}
+
+/// Waits until all that this unit had the copy engine add has been read from shared memory.
+#[cube]
+pub fn await_reads() {
+    gpu_asm!("cp.async.bulk.wait_group.read 0;");
+}
+
+/// 16 bytes at `address` of shared memory.
+#[cube]
+pub fn load_words(address: u32) -> Vector<u32, Const<4>> {
+    let out: Vector<u32, Const<4>>;
+    gpu_asm!(
+        "ld.shared.v4.b32 {o}, [{a}];",
+        o = out(_) out,
+        a = in(_) u32::cast_from(address)
+    );
+    out
+}
+
+/// Writes them.
+#[cube]
+pub fn store_words(address: u32, words: Vector<u32, Const<4>>) {
+    gpu_asm!(
+        "st.shared.v4.b32 [{a}], {{{x}, {y}, {z}, {w}}};",
+        a = in(_) u32::cast_from(address),
+        x = in(_) words.extract(0usize),
+        y = in(_) words.extract(1usize),
+        z = in(_) words.extract(2usize),
+        w = in(_) words.extract(3usize)
+    );
+}

@@ -372,7 +372,7 @@ impl<E: HalfFloat> MatrixUnit for Mma<E> {
 
 /// `words` with the largest number of `E` for NaN and infinities.
 #[cube]
-fn clamped<E: HalfFloat>(words: Vector<u32, Const<4>>) -> Vector<u32, Const<4>> {
+pub(crate) fn clamped<E: HalfFloat>(words: Vector<u32, Const<4>>) -> Vector<u32, Const<4>> {
     let mut words = words;
     #[unroll]
     for i in 0..4usize {

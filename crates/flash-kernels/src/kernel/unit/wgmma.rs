@@ -7,7 +7,7 @@
 use cubecl::prelude::*;
 
 use super::{
-    HalfFloat,
+    HalfFloat, hopper,
     mma::{Mma, MmaFrag},
     ptx, wgmma_ops,
 };
@@ -55,6 +55,29 @@ pub fn start_product<E: HalfFloat, S: Size>(
         comptime!(plan.tile.block_n),
         depth,
         comptime!(plan.tile.block_m),
+        wgmma_ops::ALONG_DEPTH,
+        is_bf16::<E>(),
+    )
+}
+
+/// Rows and columns of what a warpgroup computes by `start_piece`.
+pub const PIECE: usize = 64;
+
+/// Starts a piece of 64 columns of `a·b`: 64 rows of the tile `[block_n, block_m]` at address `a`, and
+/// 64 columns, a box, of the tile `[block_m, ..]` at `b`.
+///
+/// As `start_product`.
+#[cube]
+pub fn start_piece<E: HalfFloat>(a: u32, b: u32, #[comptime] plan: Plan) -> Vector<f32, Const<32>> {
+    let depth = comptime!(plan.tile.block_m);
+    wgmma_ops::product::<Const<32>>(
+        Vector::<f32, Const<32>>::empty(),
+        descriptor(a, 16usize),
+        descriptor(b, comptime!(2 * BOX_COLS * depth)),
+        PIECE,
+        depth,
+        comptime!(plan.tile.block_n),
+        wgmma_ops::ALONG_COLS,
         is_bf16::<E>(),
     )
 }
@@ -88,10 +111,15 @@ pub fn settled<N: Size>(
     frag
 }
 
-/// `acc`, once all products are done, of which `product` was started from it.
+/// `acc` of `cols` columns, once all products but the latest `pending` are done: `product` was one.
 #[cube]
-pub fn settle<N: Size>(acc: &mut SeenFrag, product: Vector<f32, N>, #[comptime] cols: usize) {
-    let done = wgmma_ops::wait::<N>(product, 0usize, cols);
+pub fn settle<N: Size>(
+    acc: &mut SeenFrag,
+    product: Vector<f32, N>,
+    #[comptime] pending: usize,
+    #[comptime] cols: usize,
+) {
+    let done = wgmma_ops::wait::<N>(product, pending, cols);
     put::<N>(acc, done);
 }
 
@@ -160,6 +188,61 @@ pub fn packed<E: HalfFloat, P: Size>(frag: &SeenFrag) -> Vector<u32, P> {
         let lower = ptx::pack(x.extract(2usize), x.extract(3usize), comptime!(E::PTX));
         out.insert(comptime!(2 * i), upper);
         out.insert(comptime!(2 * i + 1), lower);
+    }
+    out
+}
+
+/// Writes a left operand `[64, cols]` of this warpgroup, transposed, to a box `[cols, 64]` at
+/// `address` of shared memory.
+#[cube]
+pub fn store_transposed<P: Size>(packed: Vector<u32, P>, address: u32, #[comptime] cols: usize) {
+    let lane = UNIT_POS % 32u32;
+    let plane = UNIT_POS / 32u32 % 4u32;
+    // Matrices in order: the plane's first 8 rows and its next 8, then those of 8 columns further.
+    let (matrix, row) = (lane / 8u32, lane % 8u32);
+    let piece = 2u32 * plane + matrix % 2u32;
+    // Pieces of 16 bytes are swizzled by the row.
+    let first = address + (matrix / 2u32 * 8u32 + row) * 128u32 + (piece ^ row) * 16u32;
+    #[unroll]
+    for i in 0..comptime!(cols / 16) {
+        hopper::store_transposed(
+            first,
+            packed.extract(comptime!(4 * i)),
+            packed.extract(comptime!(4 * i + 1)),
+            packed.extract(comptime!(4 * i + 2)),
+            packed.extract(comptime!(4 * i + 3)),
+            comptime!((i * 16 * 128) as u32),
+        );
+    }
+}
+
+/// Bytes of a plane's part of a piece of f32.
+pub const PLANE_BYTES: u32 = (PIECE * PIECE) as u32;
+
+/// Writes this plane's part of a piece to `address`, in the order in which `load_piece` reads it:
+/// blocks of 8 columns, within them by lane.
+#[cube]
+pub fn store_piece(piece: &SeenFrag, address: u32) {
+    let first = address + UNIT_POS % 32u32 * 16u32;
+    #[unroll]
+    for i in 0..comptime!(PIECE / 8) {
+        hopper::store_floats(first, piece.cells[i], comptime!((i * 512) as u32));
+    }
+}
+
+/// Rows of `boxes` pieces side by side, which lie one behind the other from `from[first]` on. Each of
+/// the four planes of the cube reads its 16 rows.
+#[cube]
+pub fn load_pieces(
+    from: &[Vector<f32, Const<4>>],
+    first: usize,
+    #[comptime] boxes: usize,
+) -> SeenFrag {
+    let mut out = fragment(comptime!(boxes * PIECE));
+    let lane = first + (UNIT_POS / 32u32 * 256u32 + UNIT_POS % 32u32) as usize;
+    #[unroll]
+    for i in 0..comptime!(boxes * PIECE / 8) {
+        out.cells[i] = from[lane + comptime!(i / 8 * 1024 + i % 8 * 32)];
     }
     out
 }

@@ -29,6 +29,12 @@ const K_MAJOR_STEP: usize = 2;
 /// Likewise by 16 rows.
 const MN_MAJOR_STEP: usize = 128;
 
+/// A right operand whose rows are columns of the product: contiguous along the depth.
+pub const ALONG_DEPTH: usize = 0;
+
+/// A right operand whose rows are summed over: contiguous along the columns of the product.
+pub const ALONG_COLS: usize = 1;
+
 /// `{%from, ..}`, `count` operands of the assembly.
 fn operands(from: usize, count: usize) -> String {
     let names: Vec<_> = (from..from + count).map(|i| format!("%{i}")).collect();
@@ -58,7 +64,8 @@ fn statement(result: &str, ty: &str, initial: &str, assembly: &str, constraints:
     )
 }
 
-/// `a·bᵀ` of a warpgroup, `m64 × n(cols) × k(depth)`, both operands in shared memory along `k`.
+/// A product of a warpgroup, `m64 × n(cols) × k(depth)`, both operands in shared memory: `a` along `k`,
+/// `b` as `right` says.
 ///
 /// `like` only gives the type of the result; the first instruction starts from zero.
 #[cube_op(name = "flash.wgmma_product")]
@@ -71,6 +78,7 @@ pub struct ProductOp {
     pub cols: IndexAttr,
     pub depth: IndexAttr,
     pub a_rows: IndexAttr,
+    pub right: IndexAttr,
     pub is_bf16: IndexAttr,
 }
 
@@ -86,6 +94,7 @@ impl OpToCPP<Cuda> for ProductOp {
     fn to_cpp(&self, ctx: &Context) -> String {
         let (cols, depth) = (self.cols(ctx).0, self.depth(ctx).0);
         let (a_rows, e) = (self.a_rows(ctx).0, element(self.is_bf16(ctx).0));
+        let right = self.right(ctx).0;
         let count = cols / 2;
         let acc = operands(0, count);
         let mut text =
@@ -93,12 +102,16 @@ impl OpToCPP<Cuda> for ProductOp {
         for k in 0..depth / 16 {
             // Four steps of 16 columns to a box; a row of a box is 8 units of 16 bytes.
             let within = k % 4 * K_MAJOR_STEP;
-            let (at_a, at_b) = (k / 4 * 8 * a_rows + within, k / 4 * 8 * cols + within);
+            let at_a = k / 4 * 8 * a_rows + within;
+            let at_b = match right {
+                ALONG_DEPTH => k / 4 * 8 * cols + within,
+                _ => k * MN_MAJOR_STEP,
+            };
             let add = usize::from(k > 0);
             text += &format!(
                 "add.u32 la, %{count}, {at_a};\nadd.u32 lb, %{}, {at_b};\n\
                  mov.b64 da, {{la, {DESCRIPTOR_HIGH}}};\nmov.b64 db, {{lb, {DESCRIPTOR_HIGH}}};\n\
-                 wgmma.mma_async.sync.aligned.m64n{cols}k16.f32.{e}.{e} {acc}, da, db, {add}, 1, 1, 0, 0;\n",
+                 wgmma.mma_async.sync.aligned.m64n{cols}k16.f32.{e}.{e} {acc}, da, db, {add}, 1, 1, 0, {right};\n",
                 count + 1,
             );
         }
@@ -226,8 +239,9 @@ pub fn one_cube() {
     })
 }
 
-/// Starts `a·bᵀ`: `a` `[64, depth]` of a tile with `a_rows` rows, `b` `[cols, depth]`, both by the
-/// low words of their descriptors. The first `cols / 2` registers of the result are its.
+/// Starts a product: `a` `[64, depth]` of a tile with `a_rows` rows, `b` `[cols, depth]`
+/// ([`ALONG_DEPTH`]) or `[depth, cols]` ([`ALONG_COLS`]), both by the low words of their descriptors.
+/// The first `cols / 2` registers of the result are its.
 #[cube]
 pub fn product<N: Size>(
     like: Vector<f32, N>,
@@ -236,6 +250,7 @@ pub fn product<N: Size>(
     #[comptime] cols: usize,
     #[comptime] depth: usize,
     #[comptime] a_rows: usize,
+    #[comptime] right: usize,
     #[comptime] is_bf16: usize,
 ) -> Vector<f32, N> {
     intrinsic!(|scope| {
@@ -244,7 +259,17 @@ pub fn product<N: Size>(
             a.read_value(scope),
             b.read_value(scope),
         );
-        let op = ProductOp::new(scope.ctx_mut(), like, a, b, cols, depth, a_rows, is_bf16);
+        let op = ProductOp::new(
+            scope.ctx_mut(),
+            like,
+            a,
+            b,
+            cols,
+            depth,
+            a_rows,
+            right,
+            is_bf16,
+        );
         scope.register_with_result(&op).into()
     })
 }

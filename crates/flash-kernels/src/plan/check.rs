@@ -1,0 +1,81 @@
+//! What a plan needs of a device.
+
+use super::{Isa, Pass, Plan, Reduction, UnitKind};
+use crate::{AttentionError, DeviceClass};
+
+impl Plan {
+    /// Can `device` run this plan?
+    ///
+    /// # Errors
+    ///
+    /// [`AttentionError::Device`] naming the first resource that does not suffice.
+    pub fn check(&self, device: &DeviceClass) -> Result<(), AttentionError> {
+        let at_least = |resource, has: usize, needs: usize| {
+            if has >= needs {
+                return Ok(());
+            }
+            Err(AttentionError::device(
+                resource,
+                has,
+                format!("at least {needs}"),
+            ))
+        };
+        at_least(
+            "shared memory in bytes",
+            device.shared_bytes,
+            self.shared_bytes(),
+        )?;
+        at_least("units per cube", device.max_threads, self.threads)?;
+        let planes = match self.unit {
+            UnitKind::Scalar => self.reduction == Reduction::Plane,
+            UnitKind::Cmma | UnitKind::Mma | UnitKind::Wgmma => true,
+        };
+        if planes && device.plane_size != Some(self.plane_size) {
+            return Err(AttentionError::device(
+                "plane size",
+                device
+                    .plane_size
+                    .map_or("not fixed or without plane operations".into(), |p| {
+                        p.to_string()
+                    }),
+                self.plane_size,
+            ));
+        }
+        if self.unit == UnitKind::Cmma && self.row_parts() > 2 {
+            return Err(AttentionError::device(
+                "plane size",
+                self.plane_size,
+                format!("at most {}, two lanes to a row", 2 * self.rows),
+            ));
+        }
+        if self.isa == Isa::Ptx && device.isa != Isa::Ptx {
+            return Err(AttentionError::device(
+                "instruction set",
+                "not PTX",
+                "PTX of sm_80 or later through CubeCL's C++ compiler (feature cuda-cpp)",
+            ));
+        }
+        if self.unit == UnitKind::Wgmma && !matches!(self.consumers(), 2..=4) {
+            return Err(AttentionError::new(
+                "block_m",
+                self.tile.block_m,
+                "128, 192 or 256: registers are shared out for so many",
+            ));
+        }
+        if self.pass == Pass::Fused && self.pieces() != self.consumers() {
+            return Err(AttentionError::new(
+                "block_n",
+                self.tile.block_n,
+                "a tile of dq of as many pieces of 64 × 64 as there are warpgroups",
+            ));
+        }
+        if self.unit == UnitKind::Wgmma && !device.wgmma {
+            return Err(AttentionError::device(
+                "matrix instructions",
+                "without wgmma, or its tensors out of the copy engine's reach",
+                "wgmma of sm_90, steps of 16 bytes and rows that are apart",
+            ));
+        }
+        Ok(())
+    }
+}

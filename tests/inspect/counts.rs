@@ -1,0 +1,79 @@
+//! How many instructions of a kind a plan's kernel must have.
+
+use flash_kernels::{Causality, Masking, Pass, Plan, plan::QueryOperand};
+
+/// Steps of the walk over the keys that the code holds: one that needs no mask and one that does,
+/// or the latter alone.
+fn steps(plan: &Plan) -> usize {
+    match plan.masking {
+        Masking::None => 2,
+        Masking::Dense => 1,
+    }
+}
+
+/// `wgmma` of a warpgroup. Forward: the scores of the first query tile, then scores and outputs of each
+/// copy of a step and of the step from one query tile to the next, then the last outputs. Dq: likewise
+/// for the one query tile. Dkv: the first scores, then those of the next queries in each step. Fused:
+/// likewise, and the last keys' part of dq.
+pub fn warpgroup_products(plan: &Plan) -> usize {
+    let walked = warpgroup_steps(plan) * warpgroup_step(plan);
+    match plan.pass {
+        Pass::Forward => walked + 2 * warpgroup_step(plan),
+        Pass::Dq => walked + warpgroup_step(plan),
+        Pass::Dkv => walked + plan.tile.head_pad / 16,
+        Pass::Fused => walked + plan.tile.head_pad / 16 + plan.tile.block_m / 16,
+    }
+}
+
+/// Copies of a step of warpgroups. Where every query sees every key, dkv masks no step: its rows past
+/// the last key are not stored. In the fused kernel they would reach dq.
+pub fn warpgroup_steps(plan: &Plan) -> usize {
+    match (plan.pass, plan.causality) {
+        (Pass::Dkv, Causality::Full) => 1,
+        _ => steps(plan),
+    }
+}
+
+/// `wgmma` of a step: scores of one tile, what is summed over another, and the product of values and
+/// the gradient of the output. Fused: a piece of dq, summed over all keys of the cube, too.
+pub fn warpgroup_step(plan: &Plan) -> usize {
+    let tile = plan.tile;
+    let (head, val, sum) = (tile.head_pad / 16, tile.val_pad / 16, tile.block_n / 16);
+    match plan.pass {
+        Pass::Forward => head + sum,
+        Pass::Dq => head + val + sum,
+        Pass::Dkv => head + val + 2 * sum,
+        Pass::Fused => head + val + 2 * sum + tile.block_m / 16,
+    }
+}
+
+/// `mma.sync` of a plane: the products of a step, in each of its copies.
+pub fn products(plan: &Plan) -> usize {
+    let (tile, rows) = (plan.tile, plan.rows / 16);
+    let of_depth = |depth: usize| rows * (tile.block_n / 8) * (depth / 16);
+    let into = |cols: usize| rows * (cols / 8) * (tile.block_n / 16);
+    let (head, val) = (tile.head_pad, tile.val_pad);
+    let step = match plan.pass {
+        Pass::Forward => of_depth(head) + into(val),
+        Pass::Dq => of_depth(head) + of_depth(val) + into(head),
+        Pass::Dkv | Pass::Fused => of_depth(head) + of_depth(val) + into(val) + into(head),
+    };
+    steps(plan) * step
+}
+
+/// `ldmatrix` of a plane: owned operands once or in each step, walked ones in each.
+pub fn loads(plan: &Plan) -> usize {
+    let tile = plan.tile;
+    let owned = |depth: usize| plan.rows / 16 * (depth / 16);
+    let walked = |cols: usize| (tile.block_n / 16) * (cols / 16);
+    let (head, val) = (tile.head_pad, tile.val_pad);
+    let (owned, walked) = match plan.pass {
+        Pass::Forward => (owned(head), walked(head) + walked(val)),
+        Pass::Dq => (owned(head) + owned(val), 2 * walked(head) + walked(val)),
+        Pass::Dkv | Pass::Fused => (owned(head) + owned(val), 2 * (walked(head) + walked(val))),
+    };
+    match plan.queries {
+        QueryOperand::Resident => owned + steps(plan) * walked,
+        QueryOperand::Reread => steps(plan) * (owned + walked),
+    }
+}
