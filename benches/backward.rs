@@ -29,7 +29,7 @@ fn attempt(
     case: &Case,
     args: &Args,
 ) -> Result<Outcome, String> {
-    let mut subject = match Subject::new(series, case, inputs, target) {
+    let mut subject = match Subject::new(series, case, inputs, target, args.schedule) {
         Ok(subject) => subject,
         Err(reason) => return Ok(Outcome::without_time(Status::Refused, reason)),
     };

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use flash_kernels::GradientOrder;
+
 use super::grid::{Case, Causality, Dtype, Pass, Series, Size};
 
 const OPTIONS: &str = "\
@@ -14,6 +16,7 @@ const OPTIONS: &str = "\
   --causal WHICH    both, no or yes              (default both)
   --tile QxK        ours with tiles of Q queries and K keys instead of the table's, on sm_90:
                     128, 192 or 256 queries, a multiple of 16 keys up to 256
+  --schedule WHICH  of the gradient: deterministic (default), or fused where it can run
   --small           tiny shapes for a CPU device (dtype f32, dims 64, seqlens 64,256)
   --limit SECONDS   for one series on one case, its compilation and autotuning included
                     (default 240); past it the case is 'not finished'
@@ -86,6 +89,8 @@ pub struct Args {
     pub series: Vec<Series>,
     /// Queries and keys of a tile of ours, instead of the table's.
     pub tile: Option<[usize; 2]>,
+    /// Order of the gradient's sums.
+    pub schedule: GradientOrder,
     /// Papers' or tiny shapes.
     pub size: Size,
     /// Longest time for one series on one case.
@@ -127,6 +132,7 @@ impl Args {
             causalities: vec![Causality::Full, Causality::Causal],
             series: pass.series()[..3].to_vec(),
             tile: None,
+            schedule: GradientOrder::Deterministic,
             size,
             limit: Duration::from_secs(240),
             budget: None,
@@ -187,6 +193,7 @@ impl Args {
             "--seqlens" => self.seqlens = list(option, value, positive)?,
             "--only" => self.series = list(option, value, series)?,
             "--tile" => self.tile = Some(one(option, value, tile)?),
+            "--schedule" => self.schedule = one(option, value, schedule)?,
             "--causal" => {
                 self.causalities = match value {
                     "both" => vec![Causality::Full, Causality::Causal],
@@ -240,6 +247,14 @@ fn tile(text: &str) -> Option<[usize; 2]> {
     let (queries, keys) = (positive(queries)?, positive(keys)?);
     let taken = [128, 192, 256].contains(&queries) && keys % 16 == 0 && keys <= 256;
     taken.then_some([queries, keys])
+}
+
+fn schedule(text: &str) -> Option<GradientOrder> {
+    match text {
+        "deterministic" => Some(GradientOrder::Deterministic),
+        "fused" => Some(GradientOrder::Fused),
+        _ => None,
+    }
 }
 
 /// A number from 1 on.
@@ -317,6 +332,9 @@ mod tests {
     #[test]
     fn kernels_of_the_gradient_are_series_of_that_benchmark_alone() {
         let args = parse_for(Pass::Backward, "--only dq,dkv,delta").unwrap();
+        assert_eq!(args.schedule, GradientOrder::Deterministic);
+        let fused = parse_for(Pass::Backward, "--schedule fused").unwrap();
+        assert_eq!(fused.schedule, GradientOrder::Fused);
         assert_eq!(args.series, [Series::Dq, Series::Dkv, Series::Delta]);
         assert!(args.cases().iter().all(|it| it.pass == Pass::Backward));
         assert!(parse("--only dq").unwrap_err().contains("dq"));
@@ -337,6 +355,7 @@ mod tests {
             "--dims 0",
             "--dtype f8",
             "--causal maybe",
+            "--schedule fast",
             "--ceiling -1",
             "--tile 100x64",
             "--tile 64",

@@ -2,15 +2,17 @@
 
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Device, Tensor};
+use burn_flash_attention::{FlashOptions, try_flash_attention};
 use cubecl::client::Client;
 use flash_kernels::{
-    AttentionProblem, BackwardInputs, ForwardOutput, Gradients, TensorView, Wanted, backward,
+    AttentionProblem, BackwardInputs, ForwardOutput, GradientOrder, Gradients, TensorView, Wanted,
+    backward,
 };
 
 use super::device::Target;
 use super::grid::{Case, Series};
 use super::inputs::{Inputs, Sign};
-use super::subject::{attend, options, problem, report, upload_tensor, upload_view};
+use super::subject::{attend, flash_options, options, problem, report, upload_tensor, upload_view};
 use super::timing::Timed;
 
 /// The bytes of dq, dk and dv, where they were asked for.
@@ -39,12 +41,14 @@ impl Subject {
         case: &Case,
         inputs: &Inputs,
         target: &Target,
+        order: GradientOrder,
     ) -> Result<Self, String> {
         match series {
             Series::Op | Series::Burn => {
-                Op::new(series, case, inputs, target).map(|it| Self::Op(Box::new(it)))
+                Op::new(series, case, inputs, target, order).map(|it| Self::Op(Box::new(it)))
             }
-            _ => Kernels::new(series, case, inputs, target).map(|it| Self::Kernels(Box::new(it))),
+            _ => Kernels::new(series, case, inputs, target, order)
+                .map(|it| Self::Kernels(Box::new(it))),
         }
     }
 
@@ -148,19 +152,28 @@ pub struct Kernels {
     forward: ForwardOutput,
     d_out: TensorView,
     plans: String,
+    order: GradientOrder,
     last: Option<Gradients>,
 }
 
 impl Kernels {
-    fn new(series: Series, case: &Case, inputs: &Inputs, target: &Target) -> Result<Self, String> {
+    fn new(
+        series: Series,
+        case: &Case,
+        inputs: &Inputs,
+        target: &Target,
+        order: GradientOrder,
+    ) -> Result<Self, String> {
         let client = target.client.clone();
         let problem = problem(case)?;
-        let plans = flash_kernels::plan_backward(&client, &problem);
+        let plans = flash_kernels::plan_backward(&client, &problem, order);
         let plans = plans.map_err(|error| error.to_string())?;
         let plans = match series {
             Series::Dq => format!("{:?}", plans.dq),
             Series::Dkv => format!("{:?}", plans.dkv),
             Series::Delta => "the one there is".to_owned(),
+            // It does the work of the others.
+            _ if plans.fused.is_some() => format!("{:?}", plans.fused),
             _ => format!("{plans:?}"),
         };
         let upload = |values| upload_view(&client, case, values, Sign::Plus);
@@ -176,6 +189,7 @@ impl Kernels {
             client,
             problem,
             plans,
+            order,
             last: None,
         })
     }
@@ -203,7 +217,7 @@ impl Kernels {
             forward: &self.forward,
             d_out: &self.d_out,
         };
-        let gradients = backward(&self.client, &problem, inputs, wanted);
+        let gradients = backward(&self.client, &problem, inputs, wanted, self.order);
         self.last = Some(gradients.map_err(|error| error.to_string())?);
         Ok(())
     }
@@ -217,25 +231,36 @@ pub struct Op {
     leaves: [Tensor<4>; 3],
     d_out: Tensor<4>,
     options: AttentionModuleOptions,
+    /// What `options` has no word for: our op by its own verb.
+    fused: Option<FlashOptions>,
     report: Option<String>,
     last: Option<[Tensor<4>; 3]>,
 }
 
 impl Op {
-    fn new(series: Series, case: &Case, inputs: &Inputs, target: &Target) -> Result<Self, String> {
+    fn new(
+        series: Series,
+        case: &Case,
+        inputs: &Inputs,
+        target: &Target,
+        order: GradientOrder,
+    ) -> Result<Self, String> {
         let device = target.device.clone().autodiff();
         let upload = |values| upload_tensor(&device, case, values, Sign::Plus);
         let leaves = [&inputs.q, &inputs.k, &inputs.v].map(|values| upload(values).require_grad());
         let [q, k, v] = &leaves;
+        let own = flash_options(case).with_gradient_order(order);
         let report = match series {
             Series::Burn => None,
-            _ => Some(report(case, q, k, v)?),
+            _ => Some(report(&own, q, k, v)?),
         };
+        let asked = series == Series::Op && order == GradientOrder::Fused;
         Ok(Self {
             series,
             d_out: upload(&inputs.d_out),
             leaves,
             options: options(case),
+            fused: asked.then_some(own),
             device,
             report,
             last: None,
@@ -243,7 +268,14 @@ impl Op {
     }
 
     fn launch(&mut self) -> Result<(), String> {
-        let out = attend(self.series, self.leaves.clone(), self.options)?;
+        let out = match &self.fused {
+            Some(options) => {
+                let [q, k, v] = self.leaves.clone();
+                let output = try_flash_attention(q, k, v, options.clone());
+                output.map_err(|error| error.to_string())?.out
+            }
+            None => attend(self.series, self.leaves.clone(), self.options)?,
+        };
         // Backward starts from ones of the root's shape, so the product's gradient is `d_out`.
         let gradients = (out * self.d_out.clone()).backward();
         let [dq, dk, dv] = self.leaves.each_ref().map(|leaf| leaf.grad(&gradients));

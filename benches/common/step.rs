@@ -12,7 +12,7 @@ use super::grid::{Case, Series};
 use super::inputs::{Inputs, Sign, decode};
 use super::oracle::Verdict;
 use super::run::without_panic;
-use super::subject::{attend, options, report, upload_tensor};
+use super::subject::{attend, flash_options, options, report, upload_tensor};
 
 /// Between two looks at the pools.
 const INTERVAL: Duration = Duration::from_micros(200);
@@ -101,7 +101,7 @@ pub fn measure(
     let path = match series {
         Series::Burn => None,
         _ => Some(report(
-            case,
+            &flash_options(case),
             &stack.leaves[0],
             &stack.leaves[1],
             &stack.leaves[2],

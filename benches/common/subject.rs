@@ -195,17 +195,26 @@ pub fn problem(case: &Case) -> Result<AttentionProblem, String> {
     })
 }
 
-/// What our op will run for `case`.
+/// The options of `case` for our op.
+pub fn flash_options(case: &Case) -> FlashOptions {
+    match case.causality {
+        Causality::Full => FlashOptions::new(),
+        Causality::Causal => FlashOptions::new().causal(),
+    }
+}
+
+/// What our op will run.
 ///
 /// # Errors
 ///
 /// Why it declines.
-pub fn report(case: &Case, q: &Tensor<4>, k: &Tensor<4>, v: &Tensor<4>) -> Result<String, String> {
-    let options = match case.causality {
-        Causality::Full => FlashOptions::new(),
-        Causality::Causal => FlashOptions::new().causal(),
-    };
-    let report = attention_report(q, k, v, &options);
+pub fn report(
+    options: &FlashOptions,
+    q: &Tensor<4>,
+    k: &Tensor<4>,
+    v: &Tensor<4>,
+) -> Result<String, String> {
+    let report = attention_report(q, k, v, options);
     Ok(format!("{:?}", report.map_err(|error| error.to_string())?))
 }
 
@@ -263,7 +272,7 @@ impl Op {
         let (q, k, v) = (upload(&inputs.q), upload(&inputs.k), upload(&inputs.v));
         let report = match series {
             Series::Burn => None,
-            _ => Some(report(case, &q, &k, &v)?),
+            _ => Some(report(&flash_options(case), &q, &k, &v)?),
         };
         Ok(Self {
             series,

@@ -47,6 +47,15 @@ pub fn warpgroup_step(plan: &Plan) -> usize {
     }
 }
 
+/// `R2UR` of a step for additions to global memory: the copy engine takes both addresses, three
+/// registers, from uniform ones.
+pub fn addition_moves(plan: &Plan) -> usize {
+    match plan.pass {
+        Pass::Forward | Pass::Dq | Pass::Dkv => 0,
+        Pass::Fused => 3 * warpgroup_steps(plan),
+    }
+}
+
 /// `mma.sync` of a plane: the products of a step, in each of its copies.
 pub fn products(plan: &Plan) -> usize {
     let (tile, rows) = (plan.tile, plan.rows / 16);

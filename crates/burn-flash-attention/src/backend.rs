@@ -9,7 +9,7 @@ use burn::backend::tensor::{BoolTensor, FloatTensor};
 use burn::backend::{Backend, ExtensionType, backend_extension};
 #[cfg(feature = "fusion")]
 use burn::tensor::DType;
-use flash_kernels::Causality;
+use flash_kernels::{Causality, GradientOrder};
 
 use crate::fallback::{Composition, Inputs, composed};
 use crate::gradient::composed_gradient;
@@ -49,6 +49,8 @@ pub struct ForwardOptions {
     pub causality: Causality,
     /// Factor on `q·k`.
     pub scale: f64,
+    /// Order of the sums of the gradient, where the backend has a choice.
+    pub gradient: GradientOrder,
 }
 
 /// What a gradient is computed from.

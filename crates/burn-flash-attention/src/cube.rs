@@ -206,7 +206,13 @@ impl Call {
             forward: &forward,
             d_out: &view(&in_rows(tensors.d_out.clone())),
         };
-        let gradients = backward(&self.query.client, &problem, inputs, wanted)?;
+        let gradients = backward(
+            &self.query.client,
+            &problem,
+            inputs,
+            wanted,
+            options.gradient,
+        )?;
         let dtype = self.query.dtype;
         let tensor = |view: Option<TensorView>| view.map(|view| self.tensor(view, dtype));
         Ok([gradients.dq, gradients.dk, gradients.dv].map(tensor))

@@ -65,7 +65,7 @@ use burn::tensor::{Bool, Tensor};
 #[cfg(feature = "fusion")]
 pub use backend::MaskMetadata;
 pub use backend::{FlashBackend, ForwardOptions, Mask};
-pub use flash_kernels::{AttentionError, Causality, Plan, UnitKind};
+pub use flash_kernels::{AttentionError, Causality, GradientOrder, Plan, UnitKind};
 pub use options::{FlashOptions, LseRequest};
 pub use report::{AttentionPath, AttentionReport};
 
@@ -218,6 +218,7 @@ fn run_op(
         ForwardOptions {
             causality: options.causality,
             scale: request.scale,
+            gradient: options.gradient,
         },
     );
     let lse = match options.lse {

@@ -3,7 +3,7 @@
 use burn::backend::{Backend, DTypeUsage, Dispatch};
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, DType, Device, Tensor};
-use flash_kernels::{AttentionError, AttentionShape, Causality};
+use flash_kernels::{AttentionError, AttentionShape, Causality, GradientOrder};
 
 /// Whether the log-sum-exp of each row is returned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,6 +42,10 @@ pub struct FlashOptions {
     pub causality: Causality,
     /// Whether to return the log-sum-exp.
     pub lse: LseRequest,
+    /// In which order a gradient of the query is summed. [`GradientOrder::Fused`] is faster where it
+    /// can run, but its bits differ from run to run;
+    /// [`AttentionReport::gradient`](crate::AttentionReport::gradient) tells which order it will be.
+    pub gradient: GradientOrder,
 }
 
 impl FlashOptions {
@@ -86,6 +90,12 @@ impl FlashOptions {
         self
     }
 
+    /// Sums the gradient of the query in this order; see [`FlashOptions::gradient`].
+    pub fn with_gradient_order(mut self, order: GradientOrder) -> Self {
+        self.gradient = order;
+        self
+    }
+
     /// The arguments of Burn's own `attention`.
     pub(crate) fn from_burn(
         mask: Option<Tensor<4, Bool>>,
@@ -103,6 +113,7 @@ impl FlashOptions {
                 Causality::Full
             },
             lse: LseRequest::Omit,
+            gradient: GradientOrder::Deterministic,
         }
     }
 }

@@ -10,7 +10,7 @@ use burn::tensor::DType;
 use burn::tensor::{Device, Tensor};
 #[cfg(feature = "cubecl")]
 use flash_kernels::{AttentionProblem, FloatKind, Masking};
-use flash_kernels::{Plan, UnitKind};
+use flash_kernels::{GradientOrder, Plan, UnitKind};
 
 use crate::options::{FlashOptions, Request, has_no_scores};
 
@@ -31,16 +31,20 @@ pub struct AttentionReport {
     /// The kernel's plan, when there is a kernel; for views that do not begin at a multiple of a
     /// vector it runs with narrower loads.
     pub plan: Option<Plan>,
+    /// In which order kernels sum the gradient of all of q, k and v, when one may flow into any of
+    /// them. That of some of them is always deterministic.
+    pub gradient: Option<GradientOrder>,
     /// Why there is no kernel, when there is none.
     pub reason: Option<String>,
 }
 
 impl AttentionReport {
     #[cfg(feature = "cubecl")]
-    fn kernel(plan: Plan) -> Self {
+    fn kernel(plan: Plan, gradient: Option<GradientOrder>) -> Self {
         Self {
             path: AttentionPath::Kernel(plan.unit),
             plan: Some(plan),
+            gradient,
             reason: None,
         }
     }
@@ -49,6 +53,7 @@ impl AttentionReport {
         Self {
             path: AttentionPath::Composed,
             plan: None,
+            gradient: None,
             reason: Some(reason.into()),
         }
     }
@@ -123,14 +128,15 @@ fn kernel_route(
         },
         scale: request.scale as f32,
     };
-    let plan = flash_kernels::plan_forward(&client, &problem).and_then(|plan| {
-        if tracked {
-            flash_kernels::plan_backward(&client, &problem)?;
+    let plans = flash_kernels::plan_forward(&client, &problem).and_then(|plan| {
+        if !tracked {
+            return Ok((plan, None));
         }
-        Ok(plan)
+        let plans = flash_kernels::plan_backward(&client, &problem, options.gradient)?;
+        Ok((plan, Some(plans.order())))
     });
-    match plan {
-        Ok(plan) => AttentionReport::kernel(plan),
+    match plans {
+        Ok((plan, gradient)) => AttentionReport::kernel(plan, gradient),
         Err(error) => AttentionReport::composed(error.to_string()),
     }
 }

@@ -43,6 +43,18 @@ pub enum Masking {
     Dense,
 }
 
+/// In which order the gradient of the queries is summed over keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum GradientOrder {
+    /// By the keys' positions, in one place: equal bits from run to run.
+    #[default]
+    Deterministic,
+    /// As the parts come, added up in f32 in global memory: faster on sm_90, where dq differs from run
+    /// to run by the rounding of its sums. Everything else has equal bits. Where that kernel cannot
+    /// run, the order is `Deterministic`.
+    Fused,
+}
+
 /// Sizes of one attention: q `[batch, num_heads, seqlen_q, head_dim]`,
 /// k `[batch, num_kv_heads, seqlen_k, head_dim]`, v `[batch, num_kv_heads, seqlen_k, val_dim]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -8,12 +8,13 @@ use super::{
     forward::class_for, grid, packed_alignment,
 };
 use crate::{
-    AttentionError, AttentionProblem, FloatKind,
+    AttentionError, AttentionProblem, FloatKind, GradientOrder,
     kernel::backward::delta,
     plan::{Pass, Plan},
     select::{Alignment, DeviceClass, select},
 };
 
+mod fused;
 mod kernels;
 mod overlapped;
 
@@ -58,13 +59,15 @@ pub struct Gradients {
     pub dv: Option<TensorView>,
 }
 
-/// The plans of the two gradient kernels.
+/// The plans of the gradient kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackwardPlans {
     /// Owns queries.
     pub dq: Plan,
     /// Owns keys.
     pub dkv: Plan,
+    /// Does the work of both where all gradients are wanted: only where it was asked for and can run.
+    pub fused: Option<Plan>,
 }
 
 impl BackwardPlans {
@@ -72,11 +75,25 @@ impl BackwardPlans {
         device: &DeviceClass,
         problem: &AttentionProblem,
         alignment: Alignment,
+        order: GradientOrder,
     ) -> Result<Self, AttentionError> {
+        let fused = match order {
+            GradientOrder::Deterministic => None,
+            GradientOrder::Fused => select(device, problem, Pass::Fused, alignment).ok(),
+        };
         Ok(Self {
             dq: select(device, problem, Pass::Dq, alignment)?,
             dkv: select(device, problem, Pass::Dkv, alignment)?,
+            fused: fused.filter(|plan| fused::can_address(problem, plan)),
         })
+    }
+
+    /// In which order a call with these plans, for all gradients, sums them.
+    pub fn order(&self) -> GradientOrder {
+        match self.fused {
+            Some(_) => GradientOrder::Fused,
+            None => GradientOrder::Deterministic,
+        }
     }
 }
 
@@ -88,11 +105,16 @@ impl BackwardPlans {
 pub fn plan_backward(
     client: &Client,
     problem: &AttentionProblem,
+    order: GradientOrder,
 ) -> Result<BackwardPlans, AttentionError> {
-    BackwardPlans::of(&DeviceClass::of(client), problem, packed_alignment(problem))
+    let device = DeviceClass::of(client);
+    BackwardPlans::of(&device, problem, packed_alignment(problem), order)
 }
 
 /// The gradients of `out` with respect to q, k and v, given that of a loss with respect to `out`.
+///
+/// [`GradientOrder::Fused`] is taken where all gradients are wanted, and the device and the tensors
+/// allow it; [`plan_backward`] tells.
 ///
 /// # Errors
 ///
@@ -102,11 +124,12 @@ pub fn backward(
     problem: &AttentionProblem,
     inputs: BackwardInputs,
     wanted: Wanted,
+    order: GradientOrder,
 ) -> Result<Gradients, AttentionError> {
     let BackwardInputs { q, k, v, d_out, .. } = inputs;
     let device = class_for(client, problem, &[q, k, v, d_out]);
     let alignment = alignment(&[q, k, v, d_out], problem);
-    let plans = BackwardPlans::of(&device, problem, alignment)?;
+    let plans = BackwardPlans::of(&device, problem, alignment, order)?;
     backward_with(client, problem, &plans, inputs, wanted)
 }
 
@@ -134,6 +157,7 @@ pub fn backward_with(
     let device = class_for(client, problem, &[q, k, v, d_out]);
     plans.dq.check(&device)?;
     plans.dkv.check(&device)?;
+    plans.fused.map_or(Ok(()), |plan| plan.check(&device))?;
     check_outputs(problem, &inputs)?;
     let call = Call {
         client,
@@ -195,6 +219,16 @@ impl Call<'_> {
                 FloatKind::F16 => self.delta::<f16>()?,
                 FloatKind::Bf16 => self.delta::<bf16>()?,
             }
+        }
+        if let (Wanted::All, Some(plan)) = (wanted, &plans.fused) {
+            let dq = empty(self.client, q.shape, bytes);
+            let (dk, dv) = self.key_value_buffers(k.shape, v.shape, bytes);
+            fused::launch(self, plan, [&dq, &dk, &dv])?;
+            return Ok(Gradients {
+                dq: Some(dq),
+                dk: Some(dk),
+                dv: Some(dv),
+            });
         }
         if wanted != Wanted::KeysAndValues {
             let dq = empty(self.client, q.shape, bytes);

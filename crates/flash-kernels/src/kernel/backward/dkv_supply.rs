@@ -126,7 +126,8 @@ pub(super) fn bring_pairs<M: Int>(
         rings.head.await_empty(at);
         #[unroll]
         for i in 0..comptime!(block_n.div_ceil(64)) {
-            let two = UNIT_POS % 32u32 + comptime!(32 * i);
+            // Computed anew each time, rather than kept: the copying warpgroup has few registers.
+            let two = ptx::opaque(UNIT_POS) % 32u32 + comptime!(32 * i);
             if 2u32 * two < block_n {
                 let (x, y) = (queries.row + 2u32 * two, queries.row + 2u32 * two + 1u32);
                 let x = pair_of(stats, line, x, problem.seqlen_q);

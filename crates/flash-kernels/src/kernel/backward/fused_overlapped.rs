@@ -133,8 +133,6 @@ fn consume<E: HalfFloat, M: Int, S: Size, P: Size, A: Size, B: Size>(
     let mut dk = wgmma::zeros(head_pad);
     let mut dv = wgmma::zeros(val_pad);
     let mut at = 0u32.runtime();
-    // The piece of dq of the step before.
-    let mut piece = 0u32.runtime();
     rings.own_head.await_full(0u32);
     if comptime!(drops_pairs(plan)) {
         // A key that is not finite meets gradients of 0. Who sees it has it in the log-sum-exp.
@@ -146,6 +144,7 @@ fn consume<E: HalfFloat, M: Int, S: Size, P: Size, A: Size, B: Size>(
     for member in 0..problem.group {
         let head = seq.head * problem.group as usize + member as usize;
         let mask = problem.mask_of(seq.batch, head, plan);
+        let pieces = first_piece(problem, seq.batch, head, plan);
         #[unroll]
         for phase in 0..2u32 {
             let masked = comptime!(phase == 0);
@@ -165,6 +164,9 @@ fn consume<E: HalfFloat, M: Int, S: Size, P: Size, A: Size, B: Size>(
                 if comptime!(!masked) {
                     probabilities::<E>(&mut s, pairs, at, problem.scale_log2, plan);
                 }
+                // Query tile 0 of a head is next to the last one of the head before.
+                let tile = select(step == range.begin, 0u32, step);
+                let piece = pieces + (tile - 1u32) * comptime!(plan.consumers() as u32) + warpgroup;
                 add(rings, dq, sums, piece, u32::cast_from(at > 0u32));
                 // Not earlier: its registers are those of dq.
                 let dp = value_products::<E, S>(rings, warpgroup, at, plan);
@@ -184,31 +186,31 @@ fn consume<E: HalfFloat, M: Int, S: Size, P: Size, A: Size, B: Size>(
                 wgmma::settle::<A>(&mut dk, dk_sum, 1usize, head_pad);
                 rings.head.release(at);
                 wgmma::settle::<S>(&mut s, next, 0usize, block_n);
-                piece = piece_of(problem, seq.batch, head, step, warpgroup, plan);
                 at += 1u32;
             }
         }
     }
     let dq = query_piece::<E>(rings, warpgroup, at - 1u32, plan);
+    let behind = (seq.head + 1) * problem.group as usize;
+    let pieces = first_piece(problem, seq.batch, behind, plan);
+    let piece = pieces - comptime!(plan.consumers() as u32) + warpgroup;
     add(rings, dq, sums, piece, 1u32.runtime());
     (dk, dv)
 }
 
-/// Where this warpgroup's piece of dq of query tile `step` is among all pieces.
+/// Where the pieces of query head `head` begin among all pieces of dq.
 #[cube]
-fn piece_of<M: Int>(
+fn first_piece<M: Int>(
     problem: &GradientProblem<M>,
     batch: usize,
     head: usize,
-    step: u32,
-    warpgroup: u32,
     #[comptime] plan: Plan,
 ) -> u32 {
     let tiles = problem
         .seqlen_q
         .div_ceil(comptime!(plan.tile.block_n as u32));
     let line = batch as u32 * problem.heads + head as u32;
-    (line * tiles + step) * comptime!(plan.consumers() as u32) + warpgroup
+    line * tiles * comptime!(plan.consumers() as u32)
 }
 
 /// Shows the gradients of the scores of tile `at` to all warpgroups. Of two tiles, the one that is

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// The tensors that the copy engine reads, in the order in which `walked` counts them.
-fn boxed<'a>(inputs: &BackwardInputs<'a>) -> [&'a TensorView; 4] {
+pub(super) fn boxed<'a>(inputs: &BackwardInputs<'a>) -> [&'a TensorView; 4] {
     [inputs.q, inputs.k, inputs.v, inputs.d_out]
 }
 
