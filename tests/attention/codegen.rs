@@ -377,13 +377,18 @@ fn cuda_of_every_scalar_plan_has_its_instructions(
 }
 
 #[rstest]
-fn delta_compiles(#[values(F32, F16, Bf16)] dtype: FloatKind, #[values(1, 4, 8)] width: usize) {
+fn delta_compiles(
+    #[values(F32, F16, Bf16)] dtype: FloatKind,
+    #[values(1, 4, 8)] width: usize,
+    #[values(1, 16)] lanes: usize,
+) {
     let source = |target, isa| {
-        let source = codegen::delta(target, isa, dtype, width);
+        let source = codegen::delta(target, isa, dtype, width, lanes);
         source.unwrap_or_else(|error| panic!("{target:?} {dtype:?} {width}: {error}"))
     };
     let cuda = source(Target::Cuda, Isa::Ptx);
-    assert!(cuda.text.contains("__global__"), "{}", cuda.text);
+    let shuffles = cuda.text.matches("__shfl_xor_sync").count();
+    assert_eq!(shuffles, lanes.trailing_zeros() as usize, "{}", cuda.text);
     let words = source(Target::Spirv, Isa::Portable).words;
     match SpirvVal::find() {
         Ok(validator) => validator

@@ -69,10 +69,17 @@ pub fn gradient_tensors(
 }
 
 /// `Σ d_out ∘ out`, whose gradient with respect to the output is `d_out`.
+///
+/// bf16 in f32: on Vulkan Burn 0.22.1 multiplies bf16 though the language has no such product, and a
+/// wrong gradient would reach the kernels.
 pub fn weighted(problem: &Problem, d_out: &[f64]) -> impl FnOnce(Tensor<4>) -> Tensor<1> {
+    let dtype = match problem.dtype {
+        Bf16 => F32,
+        dtype => dtype,
+    };
     move |out| {
-        let weights = upload(problem.dtype, problem.dims.out(), d_out, &out.device());
-        (out * weights).sum()
+        let weights = upload(dtype, problem.dims.out(), d_out, &out.device());
+        (out.cast(runtime::burn_dtype(dtype)) * weights).sum()
     }
 }
 

@@ -75,20 +75,32 @@ pub fn kernel(target: Target, plan: &Plan, dtype: FloatKind) -> Result<Source, S
     }
 }
 
-/// Generates the kernel that reduces dO∘O, for tensors of `dtype` read in vectors of `width`.
+/// Generates the kernel that reduces dO∘O, for tensors of `dtype` read in vectors of `width` by `lanes`
+/// units to a row.
 ///
 /// # Errors
 ///
 /// The compiler's message.
-pub fn delta(target: Target, isa: Isa, dtype: FloatKind, width: usize) -> Result<Source, String> {
+pub fn delta(
+    target: Target,
+    isa: Isa,
+    dtype: FloatKind,
+    width: usize,
+    lanes: usize,
+) -> Result<Source, String> {
     match dtype {
-        FloatKind::F32 => delta_of::<f32>(target, isa, width),
-        FloatKind::F16 => delta_of::<f16>(target, isa, width),
-        FloatKind::Bf16 => delta_of::<bf16>(target, isa, width),
+        FloatKind::F32 => delta_of::<f32>(target, isa, width, lanes),
+        FloatKind::F16 => delta_of::<f16>(target, isa, width, lanes),
+        FloatKind::Bf16 => delta_of::<bf16>(target, isa, width, lanes),
     }
 }
 
-fn delta_of<E: Float>(target: Target, isa: Isa, width: usize) -> Result<Source, String> {
+fn delta_of<E: Float>(
+    target: Target,
+    isa: Isa,
+    width: usize,
+    lanes: usize,
+) -> Result<Source, String> {
     let kernel = delta::delta::Delta::<E>::new(
         settings(delta::THREADS),
         properties(target),
@@ -100,18 +112,9 @@ fn delta_of<E: Float>(target: Target, isa: Isa, width: usize) -> Result<Source, 
         Default::default(),
         width,
         isa,
+        lanes,
     );
     compile(target, kernel.define())
-}
-
-/// Generates the kernel that makes dq of the sums of `plan`, which is of [`Pass::Fused`], for tensors of
-/// f16.
-///
-/// # Errors
-///
-/// The compiler's message.
-pub fn convert(target: Target, plan: &Plan) -> Result<Source, String> {
-    overlapped::convert::<f16>(target, plan)
 }
 
 fn settings(threads: usize) -> KernelSettings {

@@ -299,8 +299,11 @@ impl Call<'_> {
     fn delta<E: Float>(&self) -> Result<(), AttentionError> {
         let BackwardInputs { forward, d_out, .. } = self.inputs;
         let rows = self.problem.shape.lse().iter().product::<usize>();
-        let (count, _) = grid(rows.div_ceil(delta::THREADS), self.device.max_cubes)?;
         let width = alignment(&[&forward.out, d_out], self.problem).0;
+        let width = width.min(self.device.max_vector);
+        let lanes = delta::lanes(self.device.plane_size, self.problem.shape.val_dim / width);
+        let cubes = rows.div_ceil(delta::THREADS / lanes);
+        let (count, _) = grid(cubes, self.device.max_cubes)?;
         let lse = forward.lse.handle.clone();
         // SAFETY: the kernel's rows end at `rows`, its columns at the tensors' own.
         unsafe {
@@ -309,13 +312,14 @@ impl Call<'_> {
                 count,
                 CubeDim::new_1d(delta::THREADS as u32),
                 address_type(&self.device, &self.views(&[]))?,
-                width.min(self.device.max_vector),
+                width,
                 forward.out.arg(),
                 d_out.arg(),
                 BufferArg::from_raw_parts(lse, rows),
                 BufferArg::from_raw_parts(self.stats.clone(), 2 * rows),
                 rows as u32,
                 self.device.isa,
+                lanes,
             );
         }
         Ok(())
