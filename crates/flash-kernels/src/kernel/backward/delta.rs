@@ -48,14 +48,16 @@ pub fn delta<E: Float, W: Size>(
     let mut sum = f32::new(0.0);
     for i in 0..vectors.div_ceil(lanes) {
         let c = i * lanes + lane;
-        if c < vectors {
-            let x = out[(o.offset + q * o.row_stride + c * width * o.col_stride) / width];
-            let y = d_out[(g.offset + q * g.row_stride + c * width * g.col_stride) / width];
-            #[unroll]
-            for e in 0..width {
-                sum += f32::cast_from(x.extract(e)) * f32::cast_from(y.extract(e));
-            }
+        // No branch: CubeCL's shuffle is among the units that are active together.
+        let at = min(c, vectors - 1) * width;
+        let x = out[(o.offset + q * o.row_stride + at * o.col_stride) / width];
+        let y = d_out[(g.offset + q * g.row_stride + at * g.col_stride) / width];
+        let mut part = f32::new(0.0);
+        #[unroll]
+        for e in 0..width {
+            part += f32::cast_from(x.extract(e)) * f32::cast_from(y.extract(e));
         }
+        sum += select(c < vectors, part, f32::new(0.0));
     }
     #[unroll]
     for i in 0..comptime!(lanes.trailing_zeros()) {
