@@ -375,3 +375,21 @@ fn cuda_of_every_scalar_plan_has_its_instructions(
         check_exponentials(&text);
     }
 }
+
+#[rstest]
+fn delta_compiles(#[values(F32, F16, Bf16)] dtype: FloatKind, #[values(1, 4, 8)] width: usize) {
+    let source = |target, isa| {
+        let source = codegen::delta(target, isa, dtype, width);
+        source.unwrap_or_else(|error| panic!("{target:?} {dtype:?} {width}: {error}"))
+    };
+    let cuda = source(Target::Cuda, Isa::Ptx);
+    assert!(cuda.text.contains("__global__"), "{}", cuda.text);
+    let words = source(Target::Spirv, Isa::Portable).words;
+    match SpirvVal::find() {
+        Ok(validator) => validator
+            .validate(&words)
+            .unwrap_or_else(|error| panic!("{dtype:?} {width}: {error}")),
+        Err(missing) if cfg!(target_os = "linux") => panic!("{missing}"),
+        Err(_) => {}
+    }
+}

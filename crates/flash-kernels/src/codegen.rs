@@ -75,13 +75,21 @@ pub fn kernel(target: Target, plan: &Plan, dtype: FloatKind) -> Result<Source, S
     }
 }
 
-/// Generates the kernel that reduces dO∘O, for tensors of f16 read in vectors of `width`.
+/// Generates the kernel that reduces dO∘O, for tensors of `dtype` read in vectors of `width`.
 ///
 /// # Errors
 ///
 /// The compiler's message.
-pub fn delta(target: Target, isa: Isa, width: usize) -> Result<Source, String> {
-    let kernel = delta::delta::Delta::<f16>::new(
+pub fn delta(target: Target, isa: Isa, dtype: FloatKind, width: usize) -> Result<Source, String> {
+    match dtype {
+        FloatKind::F32 => delta_of::<f32>(target, isa, width),
+        FloatKind::F16 => delta_of::<f16>(target, isa, width),
+        FloatKind::Bf16 => delta_of::<bf16>(target, isa, width),
+    }
+}
+
+fn delta_of<E: Float>(target: Target, isa: Isa, width: usize) -> Result<Source, String> {
+    let kernel = delta::delta::Delta::<E>::new(
         settings(delta::THREADS),
         properties(target),
         Arc::new(TargetProperties::default()),

@@ -8,10 +8,6 @@ use cubecl::{
 
 use crate::{FloatKind, Isa};
 
-/// Whether the warpgroup kernels are selected. They ran on a device once, with wrong results; the fault
-/// is mended, and their PTX gives right results in an emulator. A run of the tests on sm_90 is due.
-const WGMMA_IS_CONFIRMED: bool = false;
-
 /// What a device can do, as far as the table asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceClass {
@@ -35,8 +31,7 @@ pub struct DeviceClass {
     pub cmma_f16: bool,
     /// 16×16×16 cooperative matrices of bf16.
     pub cmma_bf16: bool,
-    /// Warpgroup products and boxed copies of sm_90, which no other architecture has. Not yet told
-    /// of a device: see `WGMMA_IS_CONFIRMED`.
+    /// Warpgroup products and boxed copies of sm_90, which no other architecture has.
     pub wgmma: bool,
     /// Cubes that can run at the same time if each fills a processor; 1 where it is not known.
     pub processors: usize,
@@ -74,8 +69,7 @@ impl DeviceClass {
             bf16: storable(device, bf16),
             cmma_f16: plane.contains(Plane::Sync) && has_cmma(device, f16),
             cmma_bf16: plane.contains(Plane::Sync) && has_cmma(device, bf16),
-            wgmma: WGMMA_IS_CONFIRMED
-                && isa == Isa::Ptx
+            wgmma: isa == Isa::Ptx
                 && sm(device) == Some(90)
                 && device.features.tma.contains(Tma::Base),
             processors: hardware.num_streaming_multiprocessors.unwrap_or(1) as usize,

@@ -61,7 +61,8 @@ macro_rules! table {
 table! {
     // pass, unit, isa, largest dim, [block_m, block_n], [threads, rows], V (or dO), query operand,
     // fewest queries, only mask, least KB of shared memory
-    Forward Wgmma  Ptx       64 [192 128] [512 16] Own    Reread from 2048 masking None,
+    Forward Wgmma  Ptx       64 [192  96] [512 16] Own    Reread from 2048 masking None,
+    Forward Wgmma  Ptx       64 [256  64] [640 16] Own    Reread from 256 masking None,
     Forward Wgmma  Ptx       64 [128 128] [384 16] Own    Reread,
     Forward Wgmma  Ptx      128 [128 160] [384 16] Own    Reread from 8192 masking None,
     Forward Wgmma  Ptx      128 [128 128] [384 16] Own    Reread masking None,

@@ -50,7 +50,7 @@ pub fn forward<U: MatrixUnit, L: Numeric, E: Float, M: Int, W: Size, O: Size>(
         let mask = Mask::<M>::new(
             q_rows.len, k_rows.len, &mask, seq.batch, seq.head, causality,
         );
-        let range = mask.k_range(seq.start, plan);
+        let range = mask.k_range(seq.start, comptime!(plan.tile.block_m), plan);
 
         let mut scratch = U::scratch(plan);
         let (head_pad, val_pad) = comptime!((plan.tile.head_pad, plan.tile.val_pad));

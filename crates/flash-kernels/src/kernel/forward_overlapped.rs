@@ -12,7 +12,7 @@ use super::{
     forward::folded_scale,
     mask::{KeyRange, Mask, phase_range},
     math::neg_infinity,
-    ring::Rings,
+    ring::{Ring, Rings},
     score,
     seq::{Schedule, Seq},
     softmax::OnlineSoftmax,
@@ -23,7 +23,10 @@ use super::{
         wgmma_ops::one_cube,
     },
 };
-use crate::plan::Plan;
+use crate::{
+    Causality,
+    plan::{Plan, WARPGROUP_ROWS},
+};
 
 /// As `super::forward`, for 16-bit elements.
 ///
@@ -115,6 +118,8 @@ pub struct Walk<M: Int> {
     mask: Mask<M>,
     /// Its key tiles.
     pub range: KeyRange,
+    /// Key tiles after those, which other warpgroups see.
+    rest: u32,
 }
 
 #[cube]
@@ -130,19 +135,48 @@ impl<M: Int> Problem<M> {
             seq.head,
             comptime!(plan.causality),
         );
-        let range = mask.k_range(seq.start, plan);
-        // Queries that see no key at all visit one tile, masked: the pipeline never stands still.
-        let range = KeyRange {
-            begin: range.begin,
-            inner_end: range.inner_end,
-            end: max(range.end, 1u32),
+        let range = busy(mask.k_range(seq.start, comptime!(plan.tile.block_m), plan));
+        let rest = 0u32.runtime();
+        Walk::<M> {
+            seq,
+            mask,
+            range,
+            rest,
+        }
+    }
+
+    /// `walk` as far as the rows of `warpgroup` go.
+    fn part(&self, round: u32, warpgroup: u32, #[comptime] plan: Plan) -> Walk<M> {
+        let walk = self.walk(round, plan);
+        let end = walk.range.end;
+        let range = if comptime!(plan.causality == Causality::Causal) {
+            let first = walk.seq.start + comptime!(WARPGROUP_ROWS as u32) * warpgroup;
+            busy(walk.mask.k_range(first, WARPGROUP_ROWS, plan))
+        } else {
+            walk.range
         };
-        Walk::<M> { seq, mask, range }
+        let rest = end - range.end;
+        Walk::<M> {
+            seq: walk.seq,
+            mask: walk.mask,
+            range,
+            rest,
+        }
     }
 
     /// Is there a tile for this cube in `round`?
     pub fn goes_on(&self, round: u32, #[comptime] plan: Plan) -> bool {
         self.schedule.position(round, plan) < self.schedule.len(plan)
+    }
+}
+
+/// Queries that see no key at all visit one tile, masked: the pipeline never stands still.
+#[cube]
+fn busy(range: KeyRange) -> KeyRange {
+    KeyRange {
+        begin: range.begin,
+        inner_end: range.inner_end,
+        end: max(range.end, 1u32),
     }
 }
 
@@ -168,10 +202,11 @@ fn consume<E: HalfFloat, M: Int, S: Size, P: Size, A: Size>(
     let s = scores::<E, S>(rings, warpgroup, round, at, plan);
     let mut s = wgmma::settled::<S>(s, 0usize, block_n);
     rings.keys.release(at);
-    first::<E, M>(&mut s, &mut softmax, problem, round, &mut scratch, plan);
+    let walk = problem.part(round, warpgroup, plan);
+    first::<E, M>(&mut s, &mut softmax, problem, &walk, &mut scratch, plan);
     let mut p = wgmma::packed::<E, P>(&s);
     while problem.goes_on(round, plan) {
-        let walk = problem.walk(round, plan);
+        let walk = problem.part(round, warpgroup, plan);
         // The first step is done: it was the last round's business.
         let inner_end = max(walk.range.inner_end, 1u32);
         early(rings, round, 1u32, walk.range.end, plan);
@@ -198,16 +233,19 @@ fn consume<E: HalfFloat, M: Int, S: Size, P: Size, A: Size>(
             rings.queries.release(round);
         }
         round += 1u32;
+        let next_at = at + walk.rest + 1u32;
+        pass(&rings.keys, at + 1u32, next_at, plan);
         if problem.goes_on(round, plan) {
             rings.queries.await_full(round);
-            let s = scores::<E, S>(rings, warpgroup, round, at + 1u32, plan);
+            let s = scores::<E, S>(rings, warpgroup, round, next_at, plan);
             let o = outputs::<E, A, P>(rings, &acc, p, at, plan);
             let mut s = wgmma::settled::<S>(s, 1usize, block_n);
-            rings.keys.release(at + 1u32);
+            rings.keys.release(next_at);
             let mut next = nothing::<M>(problem, plan);
-            first::<E, M>(&mut s, &mut next, problem, round, &mut scratch, plan);
+            let begun = problem.part(round, warpgroup, plan);
+            first::<E, M>(&mut s, &mut next, problem, &begun, &mut scratch, plan);
             wgmma::settle::<A>(&mut acc, o, 0usize, val_pad);
-            rings.values.release(at);
+            pass_values(rings, at, next_at, plan);
             p = wgmma::packed::<E, P>(&s);
             finish::<E, M>(&acc, &mut softmax, problem, &walk.seq, out, lse, plan);
             wgmma::clear(&mut acc);
@@ -215,10 +253,30 @@ fn consume<E: HalfFloat, M: Int, S: Size, P: Size, A: Size>(
         } else {
             let o = outputs::<E, A, P>(rings, &acc, p, at, plan);
             wgmma::settle::<A>(&mut acc, o, 0usize, val_pad);
+            pass_values(rings, at, next_at, plan);
             finish::<E, M>(&acc, &mut softmax, problem, &walk.seq, out, lse, plan);
         }
-        at += 1u32;
+        at = next_at;
     }
+}
+
+/// Lets the tiles `from..to` pass that other warpgroups see: they are waited for, since a stage is
+/// released once in each turn.
+#[cube]
+fn pass(ring: &Ring, from: u32, to: u32, #[comptime] plan: Plan) {
+    if comptime!(plan.causality == Causality::Causal) {
+        for at in from..to {
+            ring.await_full(at);
+            ring.release(at);
+        }
+    }
+}
+
+/// Releases the value tile `at`, which was multiplied, and lets those before `to` pass.
+#[cube]
+fn pass_values(rings: &Rings, at: u32, to: u32, #[comptime] plan: Plan) {
+    rings.values.release(at);
+    pass(&rings.values, at + 1u32, to, plan);
 }
 
 /// Stores a query tile whose last product is done.
@@ -320,20 +378,19 @@ fn hide<E: HalfFloat, M: Int>(s: &mut SeenFrag, walk: &Walk<M>, step: u32, #[com
     walk.mask.hide::<Seen<E>>(s, queries, keys, dropped, plan);
 }
 
-/// The first step of the query tile of `round`: `s` becomes probabilities, `softmax` begins.
+/// The first step of `walk`: `s` becomes probabilities, `softmax` begins.
 #[cube]
 fn first<E: HalfFloat, M: Int>(
     s: &mut SeenFrag,
     softmax: &mut OnlineSoftmax,
     problem: &Problem<M>,
-    round: u32,
+    walk: &Walk<M>,
     scratch: &mut (),
     #[comptime] plan: Plan,
 ) {
-    let walk = problem.walk(round, plan);
     score::apply::<Seen<E>>(s, problem.scale_log2, plan);
     if walk.range.inner_end == 0u32 {
-        hide::<E, M>(s, &walk, 0u32, plan);
+        hide::<E, M>(s, walk, 0u32, plan);
     }
     softmax.advance::<Seen<E>>(s, scratch, plan);
 }

@@ -108,17 +108,19 @@ impl<M: Int> Mask<M> {
         keep
     }
 
-    /// Key tiles that the queries `[query_start, query_start + block_m)` visit.
-    pub fn k_range(&self, query_start: u32, #[comptime] plan: Plan) -> KeyRange {
+    /// Key tiles that the queries `[query_start, query_start + rows)` visit.
+    pub fn k_range(
+        &self,
+        query_start: u32,
+        #[comptime] rows: usize,
+        #[comptime] plan: Plan,
+    ) -> KeyRange {
         let block_n = comptime!(plan.tile.block_n as u32);
         let mut end = self.seqlen_k;
-        // Keys that every query of the tile sees.
+        // Keys that every one of the queries sees.
         let mut common = self.seqlen_k;
         if comptime!(self.causality == Causality::Causal) {
-            let last = min(
-                query_start + comptime!(plan.tile.block_m as u32),
-                self.seqlen_q,
-            );
+            let last = min(query_start + comptime!(rows as u32), self.seqlen_q);
             end = min(end, saturating(last + self.seqlen_k, self.seqlen_q));
             common = min(
                 common,

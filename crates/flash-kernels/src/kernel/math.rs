@@ -1,6 +1,9 @@
 //! Elementary functions: one instruction where the target has it.
 
-use cubecl::prelude::*;
+use cubecl::{
+    ir::{ElemType, FloatKind},
+    prelude::*,
+};
 
 use super::unit::ptx;
 use crate::Isa;
@@ -42,4 +45,20 @@ pub fn finite_or_zero(x: f32, #[comptime] isa: Isa) -> f32 {
 #[cube]
 pub fn is_finite(x: f32) -> bool {
     u32::reinterpret(x) & 0x7f80_0000u32 != 0x7f80_0000u32
+}
+
+/// `x` in f32, exactly.
+///
+/// A bf16 is the upper half of a float, and is put there bit by bit: `OpFConvert` of one gave wrong
+/// numbers in NVIDIA's Vulkan driver 580.
+#[cube]
+pub fn widen<E: Numeric>(x: E) -> f32 {
+    let element = elem_type_of::<E>();
+    if comptime!(element == ElemType::Float(FloatKind::BF16)) {
+        let mut halves = Vector::<E, Const<2>>::new(E::from_int(0));
+        halves.insert(1usize, x);
+        f32::reinterpret(u32::reinterpret(halves))
+    } else {
+        f32::cast_from(x)
+    }
 }

@@ -62,6 +62,17 @@ impl Plan {
                 "128, 192 or 256: registers are shared out for so many",
             ));
         }
+        if self.unit == UnitKind::Wgmma && self.pass == Pass::Forward && self.lag() > self.stages()
+        {
+            return Err(AttentionError::new(
+                "block_n",
+                self.tile.block_n,
+                format!(
+                    "at most {} tiles of keys to 64 queries fewer than block_m",
+                    self.stages()
+                ),
+            ));
+        }
         if self.pass == Pass::Fused && self.pieces() != self.consumers() {
             return Err(AttentionError::new(
                 "block_n",

@@ -81,12 +81,18 @@ pub const WARPGROUP_ROWS: usize = 64;
 const SM90_SHARED_BYTES: usize = 227 * 1024;
 
 impl Plan {
-    /// Stages of the K/V pipeline.
+    /// Stages of the K/V pipeline. Boxes of the forward pass travel into four where those fit.
     pub const fn stages(&self) -> usize {
-        match self.copy {
-            CopyKind::Vector | CopyKind::Ahead => 1,
-            CopyKind::Async | CopyKind::Boxes => 2,
+        match (self.copy, self.pass) {
+            (CopyKind::Vector | CopyKind::Ahead, _) => 1,
+            (CopyKind::Boxes, Pass::Forward) if self.bytes_with(2, 4) <= SM90_SHARED_BYTES => 4,
+            (CopyKind::Async | CopyKind::Boxes, _) => 2,
         }
+    }
+
+    /// Key tiles that the last warpgroup of a query tile may see after the last of the first one.
+    pub const fn lag(&self) -> usize {
+        (self.tile.block_m - WARPGROUP_ROWS).div_ceil(self.tile.block_n)
     }
 
     /// Elements of a vector of a shared tile: 16 bytes, which are four words of two elements for
@@ -118,7 +124,11 @@ impl Plan {
     /// one is computed, and both fit.
     pub const fn owned_stages(&self) -> usize {
         match (self.copy, self.pass) {
-            (CopyKind::Boxes, Pass::Forward) if self.bytes_with(2) <= SM90_SHARED_BYTES => 2,
+            (CopyKind::Boxes, Pass::Forward)
+                if self.bytes_with(2, self.stages()) <= SM90_SHARED_BYTES =>
+            {
+                2
+            }
             _ => 1,
         }
     }
@@ -251,12 +261,12 @@ impl Plan {
 
     /// Shared memory of a cube in bytes: operands, then what the unit needs for itself.
     pub const fn shared_bytes(&self) -> usize {
-        self.bytes_with(self.owned_stages()) + 8 * self.barriers()
+        self.bytes_with(self.owned_stages(), self.stages()) + 8 * self.barriers()
     }
 
-    /// `shared_bytes` without barriers, for so many stages of the owned buffers.
-    const fn bytes_with(&self, owned_stages: usize) -> usize {
-        let stages = self.stages() * self.stage_len();
+    /// `shared_bytes` without barriers, for so many stages of the owned buffers and of the walked.
+    const fn bytes_with(&self, owned_stages: usize, stages: usize) -> usize {
+        let stages = stages * self.stage_len();
         let operands = (owned_stages * self.owned_total() + stages) * self.stage_bytes;
         operands + self.stats_len() * 8 + self.scratch_bytes() + self.fused_bytes()
     }

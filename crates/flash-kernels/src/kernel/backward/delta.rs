@@ -2,7 +2,11 @@
 
 use cubecl::prelude::*;
 
-use crate::kernel::{math::neg_infinity, rows::Rows, seq::position};
+use crate::kernel::{
+    math::{neg_infinity, widen},
+    rows::Rows,
+    seq::position,
+};
 use crate::plan::Isa;
 
 /// Units of a cube.
@@ -40,7 +44,7 @@ pub fn delta<E: Float, W: Size>(
             let y = d_out[(g.offset + q * g.row_stride + c * width * g.col_stride) / width];
             #[unroll]
             for e in 0..width {
-                sum += f32::cast_from(x.extract(e)) * f32::cast_from(y.extract(e));
+                sum += widen::<E>(x.extract(e)) * widen::<E>(y.extract(e));
             }
         }
         let empty = lse[line] == neg_infinity(isa);

@@ -120,7 +120,7 @@ fn produce<M: Int>(
 /// The key tiles of these queries. Those that see no key at all visit one tile, masked.
 #[cube]
 fn visited<M: Int>(mask: &Mask<M>, seq: &Seq, #[comptime] plan: Plan) -> KeyRange {
-    let range = mask.k_range(seq.start, plan);
+    let range = mask.k_range(seq.start, comptime!(plan.tile.block_m), plan);
     KeyRange {
         begin: range.begin,
         inner_end: range.inner_end,

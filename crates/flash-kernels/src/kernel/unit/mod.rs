@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::tile::SharedTile;
+use super::{math::widen, tile::SharedTile};
 use crate::plan::Plan;
 
 pub mod cmma;
@@ -159,11 +159,19 @@ pub fn stage_elements<S: Numeric, V: Size, L: Numeric, W: Size>(
     loaded: Vector<L, W>,
     #[comptime] j: usize,
 ) -> Vector<S, V> {
+    let (from, to) = (elem_type_of::<L>(), elem_type_of::<S>());
+    let keeps = comptime!(from == to);
     let mut value = value;
     let narrow = loaded.vector_size();
     #[unroll]
     for e in 0..narrow {
-        value.insert(comptime!(j * narrow + e), S::cast_from(loaded.extract(e)));
+        let element = loaded.extract(e);
+        let staged = if comptime!(keeps) {
+            S::cast_from(element)
+        } else {
+            S::cast_from(widen::<L>(element))
+        };
+        value.insert(comptime!(j * narrow + e), staged);
     }
     value
 }
