@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::tensor::{Device, Tensor};
-use burn_flash_attention::flash_attention;
+use burn_flash_attention::{FlashOptions, flash_attention};
 use flash_reference::Causality::{self, Causal, Full};
 use flash_reference::rounding::Dtype::{self, Bf16, F16, F32};
 use flash_reference::rounding::{backward_plain, round_all};
@@ -39,9 +39,19 @@ pub fn gradients_on(
     problem: &Problem,
     loss: impl FnOnce(Tensor<4>) -> Tensor<1>,
 ) -> Three {
+    gradients_with(device, problem, problem.options(device), loss)
+}
+
+/// With options of the caller's choice.
+pub fn gradients_with(
+    device: &Device,
+    problem: &Problem,
+    options: FlashOptions,
+    loss: impl FnOnce(Tensor<4>) -> Tensor<1>,
+) -> Three {
     let shapes = [problem.dims.q(), problem.dims.k(), problem.dims.v()];
     let mut shapes = shapes.into_iter();
-    gradient_tensors(device, problem, loss).map(|grad| {
+    gradient_tensors_with(device, problem, options, loss).map(|grad| {
         let shape = shapes.next().expect("three");
         match grad {
             Some(grad) => {
@@ -60,10 +70,19 @@ pub fn gradient_tensors(
     problem: &Problem,
     loss: impl FnOnce(Tensor<4>) -> Tensor<1>,
 ) -> [Option<Tensor<4>>; 3] {
+    gradient_tensors_with(device, problem, problem.options(device), loss)
+}
+
+fn gradient_tensors_with(
+    device: &Device,
+    problem: &Problem,
+    options: FlashOptions,
+    loss: impl FnOnce(Tensor<4>) -> Tensor<1>,
+) -> [Option<Tensor<4>>; 3] {
     let Qkv { q, k, v } = problem.qkv(device);
     let leaves = [q, k, v].map(Tensor::require_grad);
     let [q, k, v] = leaves.clone();
-    let out = flash_attention(q, k, v, problem.options(device)).out;
+    let out = flash_attention(q, k, v, options).out;
     let grads = loss(out).backward();
     leaves.map(|leaf| leaf.grad(&grads))
 }

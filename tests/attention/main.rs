@@ -25,6 +25,7 @@ mod compare;
 mod dropin;
 mod errors;
 mod fallback;
+mod fused;
 mod fusion;
 mod gqa;
 mod gradients;

@@ -100,6 +100,13 @@ const EXAMPLES: &[Example] = &[
         lines: &[1],
         fine: "// No Atomic here.\nfn a(x: &Tensor<f32>) {}\n",
     },
+    Example {
+        rule: "unordered-sums",
+        path: DEVICE,
+        violating: "use super::hopper::add_to_global;\nhopper::add_to_global(to, at, from, 1, 4);\n",
+        lines: &[1, 2],
+        fine: "// Not add_to_global.\nlet address = to_global(at);\n",
+    },
 ];
 
 fn rule(name: &str) -> &'static Rule {
@@ -160,6 +167,10 @@ fn rules_for_the_device_leave_other_files_alone() {
         ("atomics", "crates/burn-flash-attention/src/cube.rs"),
         ("unit-names", "crates/flash-kernels/src/kernel/unit/mma.rs"),
         ("mask-kinds", "crates/flash-kernels/src/kernel/mask.rs"),
+        (
+            "unordered-sums",
+            "crates/flash-kernels/src/kernel/backward/fused_overlapped.rs",
+        ),
         (
             "kernels-know-no-burn",
             "crates/burn-flash-attention/src/cube.rs",

@@ -25,6 +25,8 @@ const KERNELS: &str = "crates/flash-kernels/";
 const DEVICE: &str = "crates/flash-kernels/src/kernel/";
 const UNITS: &str = "crates/flash-kernels/src/kernel/unit/";
 const MASK: &str = "crates/flash-kernels/src/kernel/mask.rs";
+const HOPPER: &str = "crates/flash-kernels/src/kernel/unit/hopper.rs";
+const FUSED: &str = "crates/flash-kernels/src/kernel/backward/fused_overlapped.rs";
 const REFERENCE: &str = "crates/flash-reference/";
 
 /// Every rule, the general ones first.
@@ -114,6 +116,13 @@ pub const RULES: &[Rule] = &[
                  atomic f32",
         applies: is_device,
         check: |source| code_with_any(source, &["Atomic"]),
+    },
+    Rule {
+        name: "unordered-sums",
+        advice: "only the fused gradient, which is never taken unasked, adds to what other cubes add \
+                 to: let one cube own what it writes",
+        applies: |path| is_device(path) && path != HOPPER && path != FUSED,
+        check: |source| code_with_any(source, &["add_to_global"]),
     },
 ];
 
