@@ -117,6 +117,16 @@ fn delta_of<E: Float>(
     compile(target, kernel.define())
 }
 
+/// Generates the kernel that makes dq of the sums of `plan`, which is of [`Pass::Fused`], for tensors of
+/// f16.
+///
+/// # Errors
+///
+/// The compiler's message.
+pub fn convert(target: Target, plan: &Plan) -> Result<Source, String> {
+    overlapped::convert::<f16>(target, plan)
+}
+
 fn settings(threads: usize) -> KernelSettings {
     KernelSettings::new(
         *CubeDim::new_1d(threads as u32),
