@@ -37,6 +37,7 @@ mod report;
 mod rng;
 mod runtime;
 mod shapes;
+mod splits;
 mod strides;
 mod support;
 mod training;

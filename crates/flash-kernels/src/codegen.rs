@@ -165,9 +165,10 @@ fn generate<U: MatrixUnit, L: Numeric, E: Float>(
             buffer(),
             Default::default(),
             Default::default(),
+            Default::default(),
             plan.load_components(),
             plan.store_width,
-            *plan,
+            plan.compiled(),
             mask_type,
         )
         .define(),

@@ -169,7 +169,10 @@ pub fn select(
         if row.pass != pass || !suits(row, device, problem, alignment) {
             continue;
         }
-        let plan = plan(row, device, problem, alignment);
+        let plan = plan(row, device, problem, alignment).split_for(device, &problem.shape);
+        if plan.starves(device, &problem.shape) {
+            continue;
+        }
         match plan.check(device) {
             Ok(()) => return Ok(plan),
             Err(error) => refusal = Some(error),
@@ -274,6 +277,7 @@ fn plan(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Alig
         causality: problem.causality,
         masking: problem.masking,
         stage_bytes,
+        splits: 1,
     }
 }
 

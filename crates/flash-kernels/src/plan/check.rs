@@ -10,6 +10,7 @@ impl Plan {
     ///
     /// [`AttentionError::Device`] naming the first resource that does not suffice.
     pub fn check(&self, device: &DeviceClass) -> Result<(), AttentionError> {
+        self.check_splits()?;
         let at_least = |resource, has: usize, needs: usize| {
             if has >= needs {
                 return Ok(());
