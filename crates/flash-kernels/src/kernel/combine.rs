@@ -6,11 +6,15 @@ use super::{
     math::{exp2, finite_or_zero, neg_infinity},
     seq::position,
     softmax::{inverse, log_sum},
+    unit::wgmma_ops::one_cube,
 };
 use crate::Isa;
 
 /// Units of a cube.
 pub const THREADS: usize = 128;
+
+/// Parts that are loaded together, so that their latencies overlap: a row may have a hundred.
+const BATCH: usize = 8;
 
 /// `out = Σ wᵢ·accᵢ / Σ wᵢ·sumᵢ` and `lse = ln Σ exp(logit)` of each row, with
 /// `wᵢ = exp2(scale·(peakᵢ - peak))` and `peak` the largest of `peakᵢ`.
@@ -33,6 +37,10 @@ pub fn combine<E: Float, W: Size>(
     scale: f32,
     #[comptime] isa: Isa,
 ) {
+    if comptime!(isa == Isa::Ptx) {
+        // Registers for a batch: with as few as let most cubes run, parts are loaded one by one.
+        one_cube();
+    }
     let at = position() as usize * THREADS + UNIT_POS as usize;
     let (rows, per_row) = (rows as usize, per_row as usize);
     if at < rows * per_row {
@@ -44,11 +52,31 @@ pub fn combine<E: Float, W: Size>(
         let base = finite_or_zero(peak, isa);
         let mut sum = f32::new(0.0);
         let mut acc = Vector::<f32, W>::new(0.0);
-        for part in 0..splits as usize {
-            let state = stats[part * rows + row];
-            let weight = exp2((state.extract(0usize) - base) * scale, isa);
-            sum += weight * state.extract(1usize);
-            acc += parts[part * rows * per_row + at] * Vector::<f32, W>::new(weight);
+        let splits = splits as usize;
+        for batch in 0..splits.div_ceil(BATCH) {
+            let mut peaks = Array::<f32>::new(BATCH);
+            let mut sums = Array::<f32>::new(BATCH);
+            let mut values = Array::<Vector<f32, W>>::new(BATCH);
+            #[unroll]
+            for i in 0..BATCH {
+                // Past the last part: one that saw nothing.
+                peaks[i] = neg_infinity(isa);
+                sums[i] = f32::new(0.0);
+                values[i] = Vector::<f32, W>::new(0.0);
+                let part = batch * BATCH + i;
+                if part < splits {
+                    let state = stats[part * rows + row];
+                    peaks[i] = state.extract(0usize);
+                    sums[i] = state.extract(1usize);
+                    values[i] = parts[part * rows * per_row + at];
+                }
+            }
+            #[unroll]
+            for i in 0..BATCH {
+                let weight = exp2((peaks[i] - base) * scale, isa);
+                sum += weight * sums[i];
+                acc += values[i] * Vector::<f32, W>::new(weight);
+            }
         }
         let factor = inverse(sum);
         let mut value = Vector::<E, W>::empty();
