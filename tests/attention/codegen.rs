@@ -2,7 +2,7 @@
 //! accepted by who reads it next. `cargo xtask inspect` goes on to machine code.
 
 #[path = "../inspect/plans.rs"]
-mod plans;
+pub mod plans;
 #[path = "../inspect/spirv.rs"]
 mod spirv;
 #[path = "../inspect/wgsl.rs"]

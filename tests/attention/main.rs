@@ -37,6 +37,7 @@ mod report;
 mod rng;
 mod runtime;
 mod shapes;
+mod split_choice;
 mod splits;
 mod strides;
 mod support;
