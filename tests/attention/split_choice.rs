@@ -3,7 +3,7 @@
 use flash_kernels::{
     DeviceClass,
     FloatKind::{self, F16, F32},
-    Plan, UnitKind,
+    Pass, Plan, UnitKind,
 };
 use rstest::rstest;
 
@@ -98,4 +98,25 @@ fn kernels_do_not_depend_on_the_number_of_parts() {
     assert_eq!(of(2), of(50));
     assert_ne!(of(1), of(2));
     assert_eq!(of(1), whole);
+}
+
+#[rstest]
+#[case::no_part(WGSL_PLANES, F32, Pass::Forward, 0)]
+#[case::warpgroups(HOPPER, F16, Pass::Forward, 2)]
+#[case::gradient(WGSL_PLANES, F32, Pass::Dq, 2)]
+fn what_cannot_be_split_is_refused_by_name(
+    #[case] device: DeviceClass,
+    #[case] dtype: FloatKind,
+    #[case] pass: Pass,
+    #[case] splits: usize,
+) {
+    let ask = Ask {
+        pass,
+        ..Ask::new(dtype, 64)
+    };
+    let whole = ask.plan(&device).expect("a plan");
+    assert_eq!((whole.splits, whole.check(&device)), (1, Ok(())));
+    let refusal = Plan { splits, ..whole }.check(&device);
+    let said = refusal.expect_err("it cannot").to_string();
+    assert!(said.contains(&format!("splits is {splits}")), "{said}");
 }

@@ -10,7 +10,6 @@ impl Plan {
     ///
     /// [`AttentionError::Device`] naming the first resource that does not suffice.
     pub fn check(&self, device: &DeviceClass) -> Result<(), AttentionError> {
-        self.check_splits()?;
         let at_least = |resource, has: usize, needs: usize| {
             if has >= needs {
                 return Ok(());
@@ -88,6 +87,6 @@ impl Plan {
                 "wgmma of sm_90, steps of 16 bytes and rows that are apart",
             ));
         }
-        Ok(())
+        self.check_splits()
     }
 }
