@@ -11,8 +11,14 @@ One line per back-end and case, read by `benches/common/peers.rs`:
 
     cudnn float16 d=64 causal=0 n=1024 fwd 0.3488 ms 394.0 TF/s bwd 1.0041 ms 342.2 TF/s
 
-or the same start and FAILED with the reason. Throughput counts useful work by the FlashAttention
-papers' formula: 4 * batch * heads * n^2 * d, halved when causal, times 2.5 for the backward pass.
+or the same start and FAILED with the reason. With --queries the length reads `n=128x1024 bh=8`: 128
+queries, 1024 keys, batch times heads. For `--small-shapes` of the benchmark:
+
+    python3 benches/anchors/peers.py --batch 1 --heads 8 --queries 1,128,512,1024 \\
+        --seqlens 1024,4096,16384,65536 --causal no --fwd-only > peers.txt
+
+Throughput counts useful work by the FlashAttention papers' formula: 4 * batch * heads * n^2 * d (with
+queries * n for n^2), halved when causal, times 2.5 for the backward pass.
 """
 
 import argparse
@@ -46,12 +52,18 @@ def parse_arguments():
     parser.add_argument("--dtypes", type=comma_list(str), default=["f16", "bf16"])
     parser.add_argument("--dims", type=comma_list(int), default=[64, 128])
     parser.add_argument("--seqlens", type=comma_list(int), default=[1024, 4096, 16_384])
+    parser.add_argument("--queries", type=comma_list(int), help="fewer than keys")
+    parser.add_argument("--batch", type=int, help="instead of the grid's")
+    parser.add_argument("--heads", type=int, help="instead of the grid's")
     parser.add_argument("--causal", choices=["both", "no", "yes"], default="both")
     parser.add_argument("--backends", type=comma_list(str), default=list(BACKENDS))
     parser.add_argument("--fwd-only", action="store_true", help="leave out the backward pass")
     parser.add_argument("--batch-ms", type=float, default=100, help="length of a timed batch")
     parser.add_argument("--budget", type=float, help="start no case after this many seconds")
     options = parser.parse_args()
+    if options.queries and (options.causal != "no" or not options.fwd_only):
+        # PyTorch's causal mask begins at the first key, ours ends at the last.
+        parser.error("--queries needs --causal no and --fwd-only")
     for given, known in ((options.dtypes, DTYPES), (options.backends, BACKENDS)):
         for name in given:
             if name not in known:
@@ -116,29 +128,36 @@ def main():
     )
     start = time.monotonic()
     causals = {"both": (False, True), "no": (False,), "yes": (True,)}[options.causal]
-    for dtype, d, causal, n in itertools.product(
-        options.dtypes, options.dims, causals, options.seqlens
+    for dtype, d, causal, n, queries in itertools.product(
+        options.dtypes, options.dims, causals, options.seqlens, options.queries or [None]
     ):
-        batch, heads = max(1, TOKENS // n), max(1, WIDTH // d)
-        flops = 4.0 * batch * heads * n * n * d * (0.5 if causal else 1.0)
+        if queries is not None and queries > n:
+            continue
+        batch = options.batch or max(1, TOKENS // n)
+        heads = options.heads or max(1, WIDTH // d)
+        rows = queries or n
+        flops = 4.0 * batch * heads * rows * n * d * (0.5 if causal else 1.0)
         q, k, v = (
             torch.randn(
                 batch,
                 heads,
-                n,
+                length,
                 d,
                 device="cuda",
                 dtype=DTYPES[dtype],
                 requires_grad=not options.fwd_only,
             )
-            for _ in range(3)
+            for length in (rows, n, n)
         )
         for backend in options.backends:
             if options.budget is not None and time.monotonic() - start > options.budget:
                 print("the budget is spent")
                 return
             name = str(DTYPES[dtype]).removeprefix("torch.")
-            case = f"{backend} {name} d={d} causal={int(causal)} n={n}"
+            lengths = str(n) if rows == n else f"{rows}x{n}"
+            # The grid's number of heads goes without saying.
+            told = f" bh={batch * heads}" if options.batch or options.heads else ""
+            case = f"{backend} {name} d={d} causal={int(causal)} n={lengths}{told}"
             try:
                 result = measure(backend, q, k, v, causal, flops, options)
             except RuntimeError as error:  # out of memory is one too

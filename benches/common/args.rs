@@ -7,49 +7,6 @@ use flash_kernels::GradientOrder;
 
 use super::grid::{Case, Causality, Dtype, Pass, Series, Size};
 
-const OPTIONS: &str = "\
-  FLASH_RUNTIME=cuda|vulkan|wgpu picks the runtime.
-
-  --dtype LIST      of f16,bf16,f32              (default f16,bf16)
-  --dims LIST       head dimensions              (default 64,128)
-  --seqlens LIST    sequence lengths             (default 1024,4096,16384)
-  --causal WHICH    both, no or yes              (default both)
-  --tile QxK        ours with tiles of Q queries and K keys instead of the table's, on sm_90:
-                    128, 192 or 256 queries, a multiple of 16 keys up to 256
-  --schedule WHICH  of the gradient: deterministic (default), or fused where it can run
-  --small           tiny shapes for a CPU device (dtype f32, dims 64, seqlens 64,256)
-  --limit SECONDS   for one series on one case, its compilation and autotuning included
-                    (default 240); past it the case is 'not finished'
-  --budget SECONDS  for the whole run: stop the case at hand, 'skip' the rest
-  --batch-ms MS     least length of a timed batch (default 200, with --small 20)
-  --ceiling TFLOPS  a faster result is 'impossible' (default 1500)
-  --in-process      no child processes and no limit: for profilers and sanitizers
-  --out FILE        one JSON object per line
-  --plot FILE       SVG of TFLOP/s against sequence length
-  --peers FILE      output of benches/anchors/peers.py from the same machine: adds ratios
-";
-
-/// What `--help` prints.
-pub fn usage(pass: Pass) -> String {
-    let (what, only) = match pass {
-        Pass::Forward => (
-            "Times attention forward: our kernel (ours), our op in Burn (op), Burn's own op (burn).",
-            "of ours,op,burn              (default all three)",
-        ),
-        Pass::Backward => (
-            "Times the gradient of attention: our kernels delta, dq and dkv (ours), and forward and\n\
-             backward under Burn's autodiff with our op (op) and with Burn's own (burn).",
-            "of ours,op,burn              (default), and for profiling dq and dkv,\n  \
-             \u{20}                 each with the delta before it, and delta alone",
-        ),
-    };
-    let name = pass.name();
-    format!(
-        "{what}\n\n  cargo bench --bench {name} [--features cuda|vulkan] -- [options]\n  {OPTIONS}  \
-         --only LIST       {only}\n"
-    )
-}
-
 /// Whether series run in child processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isolation {
@@ -66,7 +23,7 @@ pub enum Role {
     Main,
     /// Reads case numbers from stdin and answers with results for this series.
     Worker(Series),
-    /// Prints [`usage`] and ends.
+    /// Prints [`usage`](super::usage::usage) and ends.
     Help,
 }
 
@@ -83,6 +40,8 @@ pub struct Args {
     pub dims: Vec<usize>,
     /// Sequence lengths.
     pub seqlens: Vec<usize>,
+    /// Queries; none for as many as keys.
+    pub queries: Vec<usize>,
     /// Causal settings.
     pub causalities: Vec<Causality>,
     /// What is timed.
@@ -91,6 +50,8 @@ pub struct Args {
     pub tile: Option<[usize; 2]>,
     /// Order of the gradient's sums.
     pub schedule: GradientOrder,
+    /// Parts of the keys of ours, instead of the table's.
+    pub splits: Option<usize>,
     /// Papers' or tiny shapes.
     pub size: Size,
     /// Longest time for one series on one case.
@@ -124,14 +85,22 @@ impl Args {
                 vec![Dtype::F16, Dtype::Bf16]
             },
             dims: if small { vec![64] } else { vec![64, 128] },
-            seqlens: if small {
-                vec![64, 256]
-            } else {
-                vec![1024, 4096, 16_384]
+            seqlens: match size {
+                Size::Papers => vec![1024, 4096, 16_384],
+                Size::Small => vec![64, 256],
+                Size::Few => vec![1024, 4096, 16_384, 65_536],
             },
-            causalities: vec![Causality::Full, Causality::Causal],
+            queries: match size {
+                Size::Papers | Size::Small => Vec::new(),
+                Size::Few => vec![1, 128, 512, 1024],
+            },
+            causalities: match size {
+                Size::Papers | Size::Small => vec![Causality::Full, Causality::Causal],
+                Size::Few => vec![Causality::Full],
+            },
             series: pass.series()[..3].to_vec(),
             tile: None,
+            splits: None,
             schedule: GradientOrder::Deterministic,
             size,
             limit: Duration::from_secs(240),
@@ -152,17 +121,15 @@ impl Args {
     /// A message for the user: an unknown option, a missing or malformed value, or `--peers`
     /// with `--small` (the peers are measured on the papers' grid).
     pub fn parse(pass: Pass, args: &[String]) -> Result<Self, String> {
-        let size = if args.iter().any(|arg| arg == "--small") {
-            Size::Small
-        } else {
-            Size::Papers
-        };
+        let size = args.iter().find_map(|arg| Size::parse(arg));
+        let size = size.unwrap_or(Size::Papers);
         let mut parsed = Self::with_defaults(pass, size);
         let mut rest = args.iter();
         while let Some(option) = rest.next() {
             match option.as_str() {
                 // Cargo passes --bench to a benchmark without the standard harness.
-                "--bench" | "--small" => continue,
+                "--bench" => continue,
+                option if Size::parse(option).is_some() => continue,
                 "--in-process" => {
                     parsed.isolation = Isolation::InProcess;
                     continue;
@@ -178,6 +145,9 @@ impl Args {
                 .ok_or_else(|| format!("unknown option or missing value: {option}"))?;
             parsed.set(option, value)?;
         }
+        if pass == Pass::Backward && !parsed.queries.is_empty() {
+            return Err("--queries and --small-shapes are of the forward benchmark".into());
+        }
         if parsed.peers.is_some() && size == Size::Small {
             return Err("--peers needs the papers' grid, so it does not go with --small".into());
         }
@@ -191,6 +161,8 @@ impl Args {
             "--dtype" | "--dtypes" => self.dtypes = list(option, value, Dtype::parse)?,
             "--dims" => self.dims = list(option, value, positive)?,
             "--seqlens" => self.seqlens = list(option, value, positive)?,
+            "--queries" => self.queries = list(option, value, positive)?,
+            "--splits" => self.splits = Some(one(option, value, positive)?),
             "--only" => self.series = list(option, value, series)?,
             "--tile" => self.tile = Some(one(option, value, tile)?),
             "--schedule" => self.schedule = one(option, value, schedule)?,
@@ -232,7 +204,12 @@ impl Args {
                 for &causality in &self.causalities {
                     for &seqlen in &self.seqlens {
                         let case = Case::new(self.size, dtype, head_dim, causality, seqlen);
-                        cases.push(case.of(self.pass));
+                        let case = case.of(self.pass);
+                        let fewer = self.queries.iter().filter(|it| **it <= seqlen);
+                        cases.extend(fewer.map(|queries| case.with_queries(*queries)));
+                        if self.queries.is_empty() {
+                            cases.push(case);
+                        }
                     }
                 }
             }
@@ -289,6 +266,7 @@ pub fn list<T>(
 
 #[cfg(test)]
 mod tests {
+    use super::super::usage::usage;
     use super::*;
 
     fn parse_for(pass: Pass, line: &str) -> Result<Args, String> {
@@ -327,6 +305,26 @@ mod tests {
         let args = parse("--dims 32 --small").unwrap();
         assert_eq!(args.dims, [32]);
         assert_eq!(args.cases()[0].shape(), [4, 8, 64, 32]);
+    }
+
+    #[test]
+    fn small_shapes_are_pairs_of_lengths_of_one_sequence() {
+        let args = parse("--small-shapes --dtype f16 --dims 128 --seqlens 256,4096").unwrap();
+        let lengths: Vec<_> = args.cases().iter().map(Case::lengths).collect();
+        let pairs = [
+            "1x256",
+            "128x256",
+            "1x4096",
+            "128x4096",
+            "512x4096",
+            "1024x4096",
+        ];
+        assert_eq!(lengths, pairs);
+        assert_eq!(args.cases()[1].shape(), [1, 8, 128, 128]);
+        let one = parse("--queries 1 --seqlens 1024 --dtype f16 --dims 64 --splits 4").unwrap();
+        assert_eq!((one.cases().len(), one.splits), (2, Some(4)));
+        assert!(parse_for(Pass::Backward, "--queries 1").is_err());
+        assert!(parse_for(Pass::Backward, "--small-shapes").is_err());
     }
 
     #[test]

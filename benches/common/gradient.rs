@@ -63,8 +63,10 @@ impl Subject {
     /// Replaces the gradient of the output.
     pub fn set_d_out(&mut self, case: &Case, values: &[f32], sign: Sign) {
         match self {
-            Self::Kernels(it) => it.d_out = upload_view(&it.client, case, values, sign),
-            Self::Op(it) => it.d_out = upload_tensor(&it.device, case, values, sign),
+            Self::Kernels(it) => {
+                it.d_out = upload_view(&it.client, case, case.shape(), values, sign)
+            }
+            Self::Op(it) => it.d_out = upload_tensor(&it.device, case, case.shape(), values, sign),
         }
     }
 
@@ -176,7 +178,7 @@ impl Kernels {
             _ if plans.fused.is_some() => format!("{:?}", plans.fused),
             _ => format!("{plans:?}"),
         };
-        let upload = |values| upload_view(&client, case, values, Sign::Plus);
+        let upload = |values| upload_view(&client, case, case.shape(), values, Sign::Plus);
         let [q, k, v] = [&inputs.q, &inputs.k, &inputs.v].map(|values| upload(values));
         let forward = flash_kernels::forward(&client, &problem, &q, &k, &v, None);
         Ok(Self {
@@ -246,7 +248,7 @@ impl Op {
         order: GradientOrder,
     ) -> Result<Self, String> {
         let device = target.device.clone().autodiff();
-        let upload = |values| upload_tensor(&device, case, values, Sign::Plus);
+        let upload = |values| upload_tensor(&device, case, case.shape(), values, Sign::Plus);
         let leaves = [&inputs.q, &inputs.k, &inputs.v].map(|values| upload(values).require_grad());
         let [q, k, v] = &leaves;
         let own = flash_options(case).with_gradient_order(order);

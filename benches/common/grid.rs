@@ -144,27 +144,44 @@ pub enum Size {
     Papers,
     /// 256 tokens of width 256, for a software device on a CPU.
     Small,
+    /// One sequence of 8 heads: few query tiles, as in decoding.
+    Few,
 }
 
+/// Heads of [`Size::Few`].
+const FEW_HEADS: usize = 8;
+
 impl Size {
+    /// The option of a benchmark that asks for it; none for the papers'.
+    pub fn parse(option: &str) -> Option<Self> {
+        match option {
+            "--small" => Some(Self::Small),
+            "--small-shapes" => Some(Self::Few),
+            _ => None,
+        }
+    }
+
     /// Tokens in all, batch times sequence length.
     pub fn tokens(self) -> usize {
         match self {
             Self::Papers => 16_384,
             Self::Small => 256,
+            Self::Few => 1,
         }
     }
 
-    /// Width of a token, heads times head dimension.
-    pub fn width(self) -> usize {
+    /// Width of a token with this head dimension, heads times head dimension.
+    pub fn width(self, head_dim: usize) -> usize {
         match self {
             Self::Papers => 2048,
             Self::Small => 256,
+            Self::Few => FEW_HEADS * head_dim,
         }
     }
 }
 
-/// One point of the grid. Q, K, V and O are `[batch, num_heads, seqlen, head_dim]`, packed.
+/// One point of the grid. K and V are `[batch, num_heads, seqlen, head_dim]`, packed, Q and O have
+/// `queries` rows to a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Case {
     /// Which benchmark it belongs to.
@@ -175,8 +192,10 @@ pub struct Case {
     pub head_dim: usize,
     /// Whether the mask is causal.
     pub causality: Causality,
-    /// Length of queries and keys.
+    /// Length of keys.
     pub seqlen: usize,
+    /// Length of queries, at most that of keys: they are the last ones under a causal mask.
+    pub queries: usize,
     /// Batch size.
     pub batch: usize,
     /// Number of query heads, and of key and value heads.
@@ -199,9 +218,15 @@ impl Case {
             head_dim,
             causality,
             seqlen,
+            queries: seqlen,
             batch: (size.tokens() / seqlen).max(1),
-            num_heads: (size.width() / head_dim).max(1),
+            num_heads: (size.width(head_dim) / head_dim).max(1),
         }
+    }
+
+    /// The same case with fewer queries than keys.
+    pub fn with_queries(self, queries: usize) -> Self {
+        Self { queries, ..self }
     }
 
     /// The same case in another benchmark.
@@ -224,24 +249,43 @@ impl Case {
     }
 
     /// Useful floating-point operations of the forward pass by the FlashAttention papers' formula:
-    /// 4 · batch · heads · seqlen² · head_dim, halved when causal.
+    /// 4 · batch · heads · queries · seqlen · head_dim, without the half of the square of queries that
+    /// a causal mask drops.
     pub fn flops(&self) -> f64 {
-        let square = (self.seqlen as f64) * (self.seqlen as f64);
-        let full = 4.0 * (self.batch * self.num_heads * self.head_dim) as f64 * square;
-        match self.causality {
-            Causality::Full => full,
-            Causality::Causal => full / 2.0,
-        }
+        let (queries, keys) = (self.queries as f64, self.seqlen as f64);
+        let per_query = match self.causality {
+            Causality::Full => keys,
+            Causality::Causal => keys - queries / 2.0,
+        };
+        4.0 * (self.batch * self.num_heads * self.head_dim) as f64 * queries * per_query
     }
 
-    /// Shape of Q, K, V and O.
+    /// Shape of Q and O.
     pub fn shape(&self) -> [usize; 4] {
+        [self.batch, self.num_heads, self.queries, self.head_dim]
+    }
+
+    /// Shape of K and V.
+    pub fn key_shape(&self) -> [usize; 4] {
         [self.batch, self.num_heads, self.seqlen, self.head_dim]
     }
 
-    /// Elements of Q; K, V and O have as many.
+    /// Elements of K and V; Q and O have as many or fewer.
     pub fn elements(&self) -> usize {
+        self.key_shape().iter().product()
+    }
+
+    /// Elements of Q and O.
+    pub fn output_elements(&self) -> usize {
         self.shape().iter().product()
+    }
+
+    /// `4096`, or `128x4096` for 128 queries.
+    pub fn lengths(&self) -> String {
+        match self.queries == self.seqlen {
+            true => self.seqlen.to_string(),
+            false => format!("{}x{}", self.queries, self.seqlen),
+        }
     }
 
     /// A short name for messages.
@@ -251,7 +295,7 @@ impl Case {
             self.dtype.name(),
             self.head_dim,
             self.causality.name(),
-            self.seqlen
+            self.lengths()
         )
     }
 }
@@ -307,6 +351,26 @@ mod tests {
                 assert_eq!(case.elements(), 16_384 * 2048);
             }
         }
+    }
+
+    #[test]
+    fn few_queries_have_keys_of_another_shape() {
+        let whole = Case::new(Size::Few, Dtype::F16, 128, Causality::Causal, 4096);
+        let case = whole.with_queries(128);
+        assert_eq!(case.shape(), [1, 8, 128, 128]);
+        assert_eq!(case.key_shape(), [1, 8, 4096, 128]);
+        assert_eq!(
+            (whole.lengths(), case.lengths()),
+            ("4096".into(), "128x4096".into())
+        );
+        // The last 128 rows of the whole: each of its blocks of 128 rows has 128² more.
+        let rest = whole.with_queries(4096).flops() - case.flops();
+        let square = 4.0 * 8.0 * 128.0 * 128.0 * 128.0;
+        assert_eq!(case.flops(), square * 31.5);
+        assert_eq!(
+            rest,
+            square * (0..31).map(|i| f64::from(i) + 0.5).sum::<f64>()
+        );
     }
 
     #[test]

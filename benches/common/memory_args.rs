@@ -153,6 +153,7 @@ impl MemoryArgs {
             head_dim: self.head_dim,
             causality: self.causality,
             seqlen,
+            queries: seqlen,
             batch: self.batch,
             num_heads: self.heads,
         };

@@ -2,7 +2,7 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | [`args`] | the command line |
+//! | [`args`], [`usage`] | the command line, and what `--help` says of it |
 //! | [`grid`] | the cases of the FlashAttention papers and their FLOP count |
 //! | [`device`] | the runtime that `FLASH_RUNTIME` names |
 //! | [`inputs`] | random inputs on the host, the same for every series |
@@ -41,4 +41,5 @@ pub mod step;
 pub mod subject;
 pub mod table;
 pub mod timing;
+pub mod usage;
 pub mod worker;

@@ -16,7 +16,7 @@ use flash_reference::{Causality as ReferenceCausality, Inputs as Operands, Spec,
 use super::grid::{Case, Causality, Dtype};
 use super::inputs::{Inputs, Sign, SplitMix};
 
-/// All rows are checked while rows · seqlen · head_dim is at most this.
+/// All rows are checked while rows · keys · head_dim is at most this.
 pub const FULL_CHECK: usize = 1 << 25;
 /// Rows that are checked otherwise.
 const SAMPLED_ROWS: usize = 32;
@@ -105,7 +105,7 @@ impl Oracle {
                 .collect()
         });
         Self {
-            elements: case.elements(),
+            elements: case.output_elements(),
             tolerances: tolerances(case.dtype, &rows),
             rows,
         }
@@ -163,8 +163,8 @@ impl Oracle {
 /// (head of all batches, query) of the rows to check.
 fn pick_rows(case: &Case) -> Vec<(usize, usize)> {
     let heads = case.batch * case.num_heads;
-    let n = case.seqlen;
-    if heads * n * n * case.head_dim <= FULL_CHECK {
+    let n = case.queries;
+    if heads * n * case.seqlen * case.head_dim <= FULL_CHECK {
         return (0..heads * n).map(|row| (row / n, row % n)).collect();
     }
     // The ends of the sequence and of the usual tiles, in the first and the last head.
@@ -188,10 +188,10 @@ fn expected(case: &Case, inputs: &Inputs, head: usize, row: usize) -> Expected {
     let d = case.head_dim;
     let visible = match case.causality {
         Causality::Full => case.seqlen,
-        Causality::Causal => row + 1,
+        Causality::Causal => case.seqlen - case.queries + row + 1,
     };
     let first = head * case.seqlen * d;
-    let start = first + row * d;
+    let start = (head * case.queries + row) * d;
     let wide = |values: &[f32]| values.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
     let q = wide(&inputs.q[start..start + d]);
     let k = wide(&inputs.k[first..first + visible * d]);

@@ -260,6 +260,7 @@ pub fn json_line(origin: &Origin, case: &Case, series: Series, outcome: &Outcome
         "head_dim": case.head_dim,
         "causal": case.causality.name() == "yes",
         "seqlen": case.seqlen,
+        "queries": case.queries,
         "batch": case.batch,
         "num_heads": case.num_heads,
         "flops": work,

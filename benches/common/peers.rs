@@ -2,8 +2,9 @@
 //!
 //! A measured line is
 //! `cudnn float16 d=64 causal=0 n=1024 fwd 0.3488 ms 394.0 TF/s bwd 1.0041 ms 342.2 TF/s`,
-//! the part from `bwd` on only where the backward pass was timed. A line that holds `FAILED` names
-//! a combination that the peer cannot do. All other lines (versions, bandwidths) are ignored.
+//! with `n=128x1024 bh=8` for 128 queries of 8 heads, and the part from `bwd` on only where the
+//! backward pass was timed. A line that holds `FAILED` names a combination that the peer cannot do.
+//! All other lines (versions, bandwidths) are ignored.
 
 use super::grid::{Case, Causality, Dtype, Pass, Series};
 
@@ -21,8 +22,12 @@ pub struct Entry {
     pub head_dim: usize,
     /// Whether the mask is causal.
     pub causality: Causality,
-    /// Length of queries and keys.
+    /// Length of keys.
     pub seqlen: usize,
+    /// Length of queries.
+    pub queries: usize,
+    /// Heads of all batch entries, where the line says.
+    pub heads: Option<usize>,
     /// TFLOP/s of the forward pass, by the papers' formula.
     pub forward: f64,
     /// TFLOP/s of the backward pass, where it was timed.
@@ -58,7 +63,10 @@ impl Peers {
                 && entry.dtype == case.dtype
                 && entry.head_dim == case.head_dim
                 && entry.causality == case.causality
-                && entry.seqlen == case.seqlen
+                && (entry.queries, entry.seqlen) == (case.queries, case.seqlen)
+                && entry
+                    .heads
+                    .is_none_or(|it| it == case.batch * case.num_heads)
         })?;
         match (case.pass, series) {
             (Pass::Forward, _) => Some(entry.forward),
@@ -82,12 +90,17 @@ impl Peers {
 
 fn parse_line(line: &str) -> Option<Entry> {
     let words: Vec<&str> = line.split_whitespace().collect();
+    let heads = words.iter().find_map(|word| word.strip_prefix("bh="));
+    let heads = heads.map(str::parse).transpose().ok()?;
     let [name, dtype, head_dim, causal, seqlen, passes @ ..] = words.as_slice() else {
         return None;
     };
     if !NAMES.contains(name) {
         return None;
     }
+    let lengths = seqlen.strip_prefix("n=")?;
+    // As many queries as keys, or both: `128x4096`.
+    let (queries, seqlen) = lengths.split_once('x').unwrap_or((lengths, lengths));
     Some(Entry {
         name: (*name).to_owned(),
         dtype: Dtype::parse(dtype)?,
@@ -97,7 +110,9 @@ fn parse_line(line: &str) -> Option<Entry> {
             "1" => Causality::Causal,
             _ => return None,
         },
-        seqlen: seqlen.strip_prefix("n=")?.parse().ok()?,
+        seqlen: seqlen.parse().ok()?,
+        queries: queries.parse().ok()?,
+        heads,
         forward: throughput(passes, "fwd")?,
         backward: throughput(passes, "bwd"),
     })
@@ -127,6 +142,7 @@ mod tests {
 2.11.0+cu130 13.0 91900 NVIDIA H200
 cudnn    float16   d=64 causal=0 n=1024 fwd 0.349 ms 394 TF/s  bwd 1.001 ms 342 TF/s
 fa2 bfloat16 d=128 causal=1 n=4096 fwd 0.9712 ms 283.1 TF/s
+cudnn float16 d=64 causal=0 n=128x4096 bh=8 fwd 0.011 ms 97.6 TF/s
 math torch.float32 256 True 16384 FAILED out of memory
 fa2 decode b=1 hq=32 hk=8 n=32768 49.9 us 2.69 TB/s
 copy 4.27 TB/s
@@ -137,7 +153,7 @@ cudnn float16 d=64 causal=1 n=1024 fwd 0.349 ms nan TF/s
     #[test]
     fn measured_lines_are_read_and_the_rest_is_not() {
         let peers = Peers::parse(TEXT).unwrap();
-        assert_eq!(peers.entries.len(), 2, "{peers:?}");
+        assert_eq!(peers.entries.len(), 3, "{peers:?}");
         assert_eq!(peers.entries[0].backward, Some(342.0));
         assert_eq!(peers.entries[1].backward, None);
         assert_eq!(peers.names(), ["cudnn", "fa2"]);
@@ -154,6 +170,11 @@ cudnn float16 d=64 causal=1 n=1024 fwd 0.349 ms nan TF/s
         assert_eq!(peers.tflops("fa2", &other, Series::Ours), None);
         let full = case(Dtype::F16, 64, Causality::Full, 1024);
         assert_eq!(peers.tflops("cudnn", &full, Series::Ours), Some(394.0));
+        let few = |size| {
+            let case = Case::new(size, Dtype::F16, 64, Causality::Full, 4096);
+            peers.tflops("cudnn", &case.with_queries(128), Series::Ours)
+        };
+        assert_eq!((few(Size::Few), few(Size::Papers)), (Some(97.6), None));
     }
 
     #[test]

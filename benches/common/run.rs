@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use super::args::{Args, Isolation, Role, usage};
+use super::args::{Args, Isolation, Role};
 use super::date::iso_date;
 use super::device::{Runtime, Target};
 use super::grid::{Case, Pass, Series};
@@ -16,6 +16,7 @@ use super::peers::Peers;
 use super::plot::{self, Vertical};
 use super::table::{self, Row};
 use super::timing::Timed;
+use super::usage::usage;
 use super::worker::{Silence, Worker, serve};
 
 /// Checks and times a series on a case. An error is a fault; a refusal is an outcome.

@@ -51,7 +51,7 @@ impl Stack {
         target: &Target,
     ) -> Self {
         let device = target.device.clone().autodiff();
-        let upload = |values| upload_tensor(&device, case, values, Sign::Plus);
+        let upload = |values| upload_tensor(&device, case, case.shape(), values, Sign::Plus);
         let mut leaves = vec![upload(&inputs.q).require_grad()];
         for _ in 0..layers {
             leaves.extend([&inputs.k, &inputs.v].map(|values| upload(values).require_grad()));

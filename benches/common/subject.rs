@@ -6,7 +6,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_flash_attention::{FlashOptions, attention_report, try_attention};
 use cubecl::client::Client;
 use flash_kernels::{
-    AttentionProblem, AttentionShape, FloatKind, Masking, Plan, TensorView, UnitKind,
+    AttentionProblem, AttentionShape, DeviceClass, FloatKind, Masking, Plan, TensorView, UnitKind,
     launch::forward_with,
 };
 
@@ -39,12 +39,16 @@ impl Subject {
         inputs: &Inputs,
         target: &Target,
         tile: Option<[usize; 2]>,
+        splits: Option<usize>,
     ) -> Result<Self, String> {
         match series {
             Series::Op | Series::Burn => {
                 Op::new(series, case, inputs, target).map(|it| Self::Op(Box::new(it)))
             }
-            _ => Kernel::new(case, inputs, target, tile).map(|it| Self::Kernel(Box::new(it))),
+            _ => {
+                let kernel = Kernel::new(case, inputs, target, tile, splits);
+                kernel.map(|it| Self::Kernel(Box::new(it)))
+            }
         }
     }
 
@@ -59,8 +63,12 @@ impl Subject {
     /// Replaces V by itself with another sign.
     pub fn set_sign(&mut self, case: &Case, inputs: &Inputs, sign: Sign) {
         match self {
-            Self::Kernel(kernel) => kernel.v = upload_view(&kernel.client, case, &inputs.v, sign),
-            Self::Op(op) => op.v = upload_tensor(&op.device, case, &inputs.v, sign),
+            Self::Kernel(kernel) => {
+                kernel.v = upload_view(&kernel.client, case, case.key_shape(), &inputs.v, sign);
+            }
+            Self::Op(op) => {
+                op.v = upload_tensor(&op.device, case, case.key_shape(), &inputs.v, sign);
+            }
         }
     }
 
@@ -134,6 +142,7 @@ impl Kernel {
         inputs: &Inputs,
         target: &Target,
         tile: Option<[usize; 2]>,
+        splits: Option<usize>,
     ) -> Result<Self, String> {
         let client = target.client.clone();
         let problem = problem(case)?;
@@ -146,15 +155,20 @@ impl Kernel {
             (plan.tile.block_m, plan.tile.block_n) = (queries, keys);
             plan.threads = 128 * (plan.consumers() + 1);
         }
-        let upload = |values| upload_view(&client, case, values, Sign::Plus);
+        if let Some(splits) = splits {
+            plan.splits = splits;
+            let fits = plan.check(&DeviceClass::of(&client));
+            fits.map_err(|error| error.to_string())?;
+        }
+        let upload = |shape, values| upload_view(&client, case, shape, values, Sign::Plus);
         Ok(Self {
-            q: upload(&inputs.q),
-            k: upload(&inputs.k),
-            v: upload(&inputs.v),
+            q: upload(case.shape(), &inputs.q),
+            k: upload(case.key_shape(), &inputs.k),
+            v: upload(case.key_shape(), &inputs.v),
             client,
             problem,
             plan,
-            is_chosen: tile.is_some(),
+            is_chosen: tile.is_some() || splits.is_some(),
             last: None,
         })
     }
@@ -178,9 +192,9 @@ impl Kernel {
 ///
 /// When its sizes make no attention.
 pub fn problem(case: &Case) -> Result<AttentionProblem, String> {
-    let shape = case.shape();
+    let (queries, keys) = (case.shape(), case.key_shape());
     Ok(AttentionProblem {
-        shape: AttentionShape::new(shape, shape, shape).map_err(|error| error.to_string())?,
+        shape: AttentionShape::new(queries, keys, keys).map_err(|error| error.to_string())?,
         dtype: match case.dtype {
             Dtype::F16 => FloatKind::F16,
             Dtype::Bf16 => FloatKind::Bf16,
@@ -242,15 +256,17 @@ pub fn options(case: &Case) -> AttentionModuleOptions {
     }
 }
 
-/// A buffer of `values` in the case's shape.
-pub fn upload_view(client: &Client, case: &Case, values: &[f32], sign: Sign) -> TensorView {
-    let [_, heads, seqlen, head_dim] = case.shape();
-    let row = seqlen * head_dim;
-    TensorView {
-        handle: client.create_from_slice(&encode(case.dtype, values, sign)),
-        shape: case.shape(),
-        strides: [heads * row, row, head_dim, 1],
-    }
+/// A packed buffer of the first of `values`.
+pub fn upload_view(
+    client: &Client,
+    case: &Case,
+    shape: [usize; 4],
+    values: &[f32],
+    sign: Sign,
+) -> TensorView {
+    let values = &values[..shape.iter().product()];
+    let bytes = encode(case.dtype, values, sign);
+    TensorView::packed(client.create_from_slice(&bytes), shape)
 }
 
 /// `burn_flash_attention::attention` or `burn::tensor::module::attention`: the same signature.
@@ -268,8 +284,9 @@ pub struct Op {
 impl Op {
     fn new(series: Series, case: &Case, inputs: &Inputs, target: &Target) -> Result<Self, String> {
         let device = target.device.clone();
-        let upload = |values| upload_tensor(&device, case, values, Sign::Plus);
-        let (q, k, v) = (upload(&inputs.q), upload(&inputs.k), upload(&inputs.v));
+        let upload = |shape, values| upload_tensor(&device, case, shape, values, Sign::Plus);
+        let q = upload(case.shape(), &inputs.q);
+        let [k, v] = [&inputs.k, &inputs.v].map(|values| upload(case.key_shape(), values));
         let report = match series {
             Series::Burn => None,
             _ => Some(report(&flash_options(case), &q, &k, &v)?),
@@ -293,14 +310,21 @@ impl Op {
     }
 }
 
-/// A tensor of `values` in the case's shape.
-pub fn upload_tensor(device: &Device, case: &Case, values: &[f32], sign: Sign) -> Tensor<4> {
+/// A tensor of the first of `values`.
+pub fn upload_tensor(
+    device: &Device,
+    case: &Case,
+    shape: [usize; 4],
+    values: &[f32],
+    sign: Sign,
+) -> Tensor<4> {
     let dtype = match case.dtype {
         Dtype::F16 => DType::F16,
         Dtype::Bf16 => DType::BF16,
         Dtype::F32 => DType::F32,
     };
+    let values = &values[..shape.iter().product()];
     let bytes = encode(case.dtype, values, sign);
-    let data = TensorData::from_bytes_vec(bytes, case.shape(), dtype);
+    let data = TensorData::from_bytes_vec(bytes, shape, dtype);
     Tensor::from_data(data, (device, dtype))
 }

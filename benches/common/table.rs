@@ -107,7 +107,7 @@ fn cells(
         case.dtype.name().to_owned(),
         case.head_dim.to_string(),
         case.causality.name().to_owned(),
-        case.seqlen.to_string(),
+        case.lengths(),
         (case.batch * case.num_heads).to_string(),
     ];
     line.extend(series.iter().map(|it| throughput(row, *it)));
@@ -222,12 +222,15 @@ pub fn panels(rows: &[Row], series: &[Series], peers: Option<&Peers>) -> Vec<Pan
     let mut panels: Vec<(String, Vec<&Row>)> = Vec::new();
     for row in rows {
         let case = &row.case;
-        let title = format!(
+        let mut title = format!(
             "{} d={} causal={}",
             case.dtype.name(),
             case.head_dim,
             case.causality.name()
         );
+        if case.queries != case.seqlen {
+            title += &format!(" queries={}", case.queries);
+        }
         match panels.iter_mut().find(|(known, _)| *known == title) {
             Some((_, rows)) => rows.push(row),
             None => panels.push((title, vec![row])),

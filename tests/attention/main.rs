@@ -38,6 +38,8 @@ mod report;
 mod rng;
 mod runtime;
 mod shapes;
+mod split_choice;
+mod splits;
 mod strides;
 mod support;
 mod training;

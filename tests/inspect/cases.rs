@@ -162,12 +162,29 @@ fn gradients_by(passes: &[Pass], dtype: FloatKind, head_dims: &[usize]) -> Vec<A
     asks.collect()
 }
 
+/// Keys in parts: few queries, as many as a tile of their row has and more.
+fn split(dtype: FloatKind, head_dims: &[usize], queries: &[usize]) -> Vec<Ask> {
+    let asks = head_dims.iter().flat_map(|&head_dim| {
+        queries.iter().map(move |&queries| Ask {
+            queries: Some(queries),
+            splits: Some(4),
+            ..Ask::new(dtype, head_dim)
+        })
+    });
+    let causality = Causality::Causal;
+    asks.flat_map(|ask| [ask, Ask { causality, ..ask }])
+        .collect()
+}
+
 fn asks_of_cuda() -> Vec<Ask> {
     let mut asks = with_edges(both(FloatKind::F16, &[64, 128, 256]), FloatKind::F16, 64);
     // At 256 columns dk and dv do not fit the register file together: dkv spills there.
     asks.extend(gradients(FloatKind::F16, &[64, 128]));
     asks.extend(both(FloatKind::Bf16, &[64, 128, 256]));
     asks.extend(both(FloatKind::F32, &[64, 128]));
+    asks.extend(split(FloatKind::F16, &[64, 128, 256], &[1]));
+    asks.extend(split(FloatKind::Bf16, &[128], &[1, 64]));
+    asks.extend(split(FloatKind::F32, &[64, 128], &[1]));
     asks
 }
 
@@ -219,6 +236,8 @@ fn asks_of_vulkan() -> Vec<Ask> {
     asks.extend(gradients(FloatKind::F16, &[64, 128, 256]));
     asks.extend(both(FloatKind::F32, &[64, 128]));
     asks.extend(both(FloatKind::Bf16, &[64, 128]));
+    asks.extend(split(FloatKind::F32, &[64], &[1]));
+    asks.extend(split(FloatKind::F16, &[128], &[1]));
     asks
 }
 
@@ -226,6 +245,7 @@ fn asks_of_wgsl() -> Vec<Ask> {
     let kinds = [FloatKind::F32, FloatKind::F16];
     let asks = kinds.map(|dtype| with_edges(both(dtype, &[64, 128, 256]), dtype, 64));
     let mut asks = asks.concat();
+    asks.extend(kinds.into_iter().flat_map(|kind| split(kind, &[64], &[1])));
     let masking = Masking::Dense;
     let masked = gradients(FloatKind::F32, &[64, 128]).into_iter();
     asks.extend(masked.map(|ask| Ask { masking, ..ask }));

@@ -182,6 +182,18 @@ pub const EXPECTATIONS: &[Expectation] = &[
         AtLeast(|_| 1),
     ),
     row(
+        "merging parts spills nothing",
+        Measure::MergeSpillBytes,
+        |target, plan| is_cuda(target, plan) && plan.is_split(),
+        AtMost(|_| 0),
+    ),
+    row(
+        "every WebGPU device binds the buffers of a merge",
+        Measure::MergeBuffers,
+        |target, plan| is_wgsl(target, plan) && plan.is_split(),
+        AtMost(|_| wgsl::MOST_BUFFERS),
+    ),
+    row(
         "cooperative matrices multiply",
         Measure::MatrixProducts,
         is_cmma,

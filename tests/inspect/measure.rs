@@ -47,6 +47,12 @@ pub enum Measure {
     LoopedLocalAccesses,
     /// All instructions; lines of WGSL.
     Instructions,
+    /// Registers of the kernel that merges parts of the keys.
+    MergeRegisters,
+    /// Bytes that it spills.
+    MergeSpillBytes,
+    /// Its storage buffers.
+    MergeBuffers,
 }
 
 use Measure::*;
@@ -79,6 +85,9 @@ impl Measure {
             (Instructions, Target::Cuda) => "SASS",
             (Instructions, Target::Spirv) => "words",
             (Instructions, Target::Wgsl) => "lines",
+            (MergeRegisters, _) => "merge regs",
+            (MergeSpillBytes, _) => "merge spill",
+            (MergeBuffers, _) => "merge buffers",
         }
     }
 
@@ -103,8 +112,17 @@ impl Measure {
                 LocalAccesses,
                 LoopedLocalAccesses,
                 Instructions,
+                MergeRegisters,
+                MergeSpillBytes,
             ],
-            Target::Wgsl => &[SharedBytes, Threads, Buffers, Barriers, Instructions],
+            Target::Wgsl => &[
+                SharedBytes,
+                Threads,
+                Buffers,
+                Barriers,
+                Instructions,
+                MergeBuffers,
+            ],
             Target::Spirv => &[
                 SharedBytes,
                 MatrixProducts,

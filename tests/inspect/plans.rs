@@ -20,6 +20,7 @@ pub const HOPPER: DeviceClass = DeviceClass {
     cmma_bf16: true,
     wgmma: true,
     processors: 132,
+    few_queries: true,
     wide_addresses: true,
 };
 
@@ -28,6 +29,7 @@ pub const AMPERE: DeviceClass = DeviceClass {
     shared_bytes: 163 * 1024,
     wgmma: false,
     processors: 108,
+    few_queries: true,
     ..HOPPER
 };
 
@@ -39,6 +41,7 @@ pub const VULKAN: DeviceClass = DeviceClass {
     max_vector: 4,
     wgmma: false,
     processors: 1,
+    few_queries: true,
     ..HOPPER
 };
 
@@ -78,6 +81,10 @@ pub struct Ask {
     pub val_dim: usize,
     /// Queries and keys.
     pub seqlen: usize,
+    /// Queries, where there are fewer than keys.
+    pub queries: Option<usize>,
+    /// Parts of the keys, instead of what the table says.
+    pub splits: Option<usize>,
     /// Positional mask.
     pub causality: Causality,
     /// Bool mask.
@@ -95,6 +102,8 @@ impl Ask {
             head_dim,
             val_dim: head_dim,
             seqlen: 1024,
+            queries: None,
+            splits: None,
             causality: Causality::Full,
             masking: Masking::None,
             scale: 0.125,
@@ -107,9 +116,13 @@ impl Ask {
     ///
     /// That of [`select`].
     pub fn plan(&self, device: &DeviceClass) -> Result<Plan, AttentionError> {
-        let qk = [2, 4, self.seqlen, self.head_dim];
+        let shape = |seqlen, dim| [2, 4, seqlen, dim];
         let problem = AttentionProblem {
-            shape: AttentionShape::new(qk, qk, [2, 4, self.seqlen, self.val_dim])?,
+            shape: AttentionShape::new(
+                shape(self.queries.unwrap_or(self.seqlen), self.head_dim),
+                shape(self.seqlen, self.head_dim),
+                shape(self.seqlen, self.val_dim),
+            )?,
             dtype: self.dtype,
             causality: self.causality,
             masking: self.masking,
@@ -117,7 +130,11 @@ impl Ask {
         };
         // Rows of packed tensors begin wherever their lengths put them.
         let aligned = widest(self.head_dim, 8).min(widest(self.val_dim, 8));
-        select(device, &problem, self.pass, Alignment(aligned))
+        let plan = select(device, &problem, self.pass, Alignment(aligned))?;
+        Ok(Plan {
+            splits: self.splits.unwrap_or(plan.splits),
+            ..plan
+        })
     }
 
     /// A few words, for tables and messages: `f16 d64 causal`.
@@ -133,6 +150,12 @@ impl Ask {
         });
         if self.seqlen != 1024 {
             words.push(format!("n{}", self.seqlen));
+        }
+        if let Some(queries) = self.queries {
+            words.push(format!("q{queries}"));
+        }
+        if let Some(splits) = self.splits {
+            words.push(format!("in {splits}"));
         }
         match self.pass {
             Pass::Forward => {}

@@ -5,6 +5,7 @@ use std::{fs, panic::catch_unwind, path::Path};
 use flash_kernels::{
     Plan,
     codegen::{self, Source, Target},
+    select::widest,
 };
 
 use super::{
@@ -101,11 +102,39 @@ impl Tools {
     }
 }
 
-/// Generates, compiles or validates, and counts.
+/// Generates, compiles or validates, and counts: the plan's kernel, and the one that merges its parts.
 fn measure(case: &Case, plan: &Plan, tools: &Tools, directory: &Path) -> Result<Measures, String> {
+    let (target, dtype) = (case.machine.target, case.ask.dtype);
+    let at =
+        |source: &Source, name: &str| measure_of(case, source, plan, tools, &directory.join(name));
+    let name = case.file_name();
+    let mut measures = at(&codegen::kernel(target, plan, dtype)?, &name)?;
+    if plan.is_split() {
+        let width = widest(case.ask.val_dim, 4);
+        let source = codegen::combine(target, plan.isa, dtype, width)?;
+        let merge = at(&source, &format!("{name}-merge"))?;
+        let same = [
+            (Measure::Registers, Measure::MergeRegisters),
+            (Measure::SpillBytes, Measure::MergeSpillBytes),
+            (Measure::Buffers, Measure::MergeBuffers),
+        ];
+        let named = same
+            .iter()
+            .filter_map(|(from, to)| Some((*to, *merge.get(from)?)));
+        measures.extend(named);
+    }
+    Ok(measures)
+}
+
+/// Compiles or validates a kernel of `plan`, whose files are called `stem`, and counts.
+fn measure_of(
+    case: &Case,
+    source: &Source,
+    plan: &Plan,
+    tools: &Tools,
+    stem: &Path,
+) -> Result<Measures, String> {
     let target = case.machine.target;
-    let source = codegen::kernel(target, plan, case.ask.dtype)?;
-    let stem = directory.join(case.file_name());
     let (end, bytes) = match target {
         Target::Cuda => ("cu", source.text.clone().into_bytes()),
         Target::Wgsl => ("wgsl", source.text.clone().into_bytes()),
@@ -115,14 +144,20 @@ fn measure(case: &Case, plan: &Plan, tools: &Tools, directory: &Path) -> Result<
     fs::write(&file, bytes).map_err(|e| format!("{}: {e}", file.display()))?;
     let missing = || format!("no tool for {}", target_name(target));
     match target {
-        Target::Cuda => of_cuda(case, &source, tools.cuda.as_ref().ok_or_else(missing)?),
-        Target::Wgsl => of_wgsl(case, &source, plan),
-        Target::Spirv => of_spirv(&source, tools.spirv.as_ref().ok_or_else(missing)?),
+        Target::Cuda => of_cuda(case, source, tools.cuda.as_ref().ok_or_else(missing)?, stem),
+        Target::Wgsl => of_wgsl(case, source, plan),
+        Target::Spirv => of_spirv(source, tools.spirv.as_ref().ok_or_else(missing)?),
     }
 }
 
-fn of_cuda(case: &Case, source: &Source, tools: &Toolchain) -> Result<Measures, String> {
-    let machine = tools.compile(&source.text, case.machine.name, &case.file_name())?;
+fn of_cuda(
+    case: &Case,
+    source: &Source,
+    tools: &Toolchain,
+    stem: &Path,
+) -> Result<Measures, String> {
+    let name = stem.file_name().unwrap_or_default().to_string_lossy();
+    let machine = tools.compile(&source.text, case.machine.name, &name)?;
     Ok(Measures::from([
         (Measure::Registers, machine.registers),
         (Measure::SpillBytes, machine.spill_bytes),

@@ -28,7 +28,7 @@ use crate::{
     FloatKind, Isa, Masking, Pass, Plan, UnitKind,
     kernel::{
         backward::{delta, dkv, dq},
-        forward,
+        combine, forward,
         unit::{Cmma, HalfFloat, MatrixUnit, Mma, Scalar},
     },
 };
@@ -127,6 +127,39 @@ pub fn convert(target: Target, plan: &Plan) -> Result<Source, String> {
     overlapped::convert::<f16>(target, plan)
 }
 
+/// Generates the kernel that merges the parts of a split, for an output of `dtype` written in vectors
+/// of `width`.
+///
+/// # Errors
+///
+/// The compiler's message.
+pub fn combine(target: Target, isa: Isa, dtype: FloatKind, width: usize) -> Result<Source, String> {
+    match dtype {
+        FloatKind::F32 => combine_into::<f32>(target, isa, width),
+        FloatKind::F16 => combine_into::<f16>(target, isa, width),
+        FloatKind::Bf16 => combine_into::<bf16>(target, isa, width),
+    }
+}
+
+fn combine_into<E: Float>(target: Target, isa: Isa, width: usize) -> Result<Source, String> {
+    let kernel = combine::combine::Combine::<E>::new(
+        settings(combine::THREADS),
+        properties(target),
+        Arc::new(TargetProperties::default()),
+        buffer(),
+        buffer(),
+        buffer(),
+        buffer(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        Default::default(),
+        width,
+        isa,
+    );
+    compile(target, kernel.define())
+}
+
 fn settings(threads: usize) -> KernelSettings {
     KernelSettings::new(
         *CubeDim::new_1d(threads as u32),
@@ -178,9 +211,10 @@ fn generate<U: MatrixUnit, L: Numeric, E: Float>(
             buffer(),
             Default::default(),
             Default::default(),
+            Default::default(),
             plan.load_components(),
             plan.store_width,
-            *plan,
+            plan.compiled(),
             mask_type,
         )
         .define(),

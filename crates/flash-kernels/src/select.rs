@@ -27,6 +27,8 @@ struct Row {
     queries: QueryOperand,
     /// Fewest queries that the row is for.
     min_queries: usize,
+    /// Most queries that the row is for: more rows to a tile would be computed for nothing.
+    max_queries: usize,
     /// The one kind of mask that the row is for, if it has not the registers for both.
     masking: Option<Masking>,
     /// KB of shared memory that a device must have, whatever the plan needs: which generation the
@@ -38,7 +40,7 @@ struct Row {
 macro_rules! table {
     ($($pass:ident $unit:ident $isa:ident $max_dim:literal [$block_m:literal $block_n:literal]
         [$threads:literal $rows:literal] $values:ident $queries:ident
-            $(from $min:literal)? $(masking $masking:ident)? $(having $kb:literal)?,)*) => {
+            $(from $min:literal)? $(to $max:literal)? $(masking $masking:ident)? $(having $kb:literal)?,)*) => {
         /// The table. Within a pass and a unit: wide devices first, then what fits 48, 32 and 16 KB.
         const TABLE: &[Row] = &[$(Row {
             pass: Pass::$pass,
@@ -52,6 +54,7 @@ macro_rules! table {
             values: ValueBuffer::$values,
             queries: QueryOperand::$queries,
             min_queries: 0 $(+ $min)?,
+            max_queries: [$($max,)? usize::MAX][0],
             masking: [$(Some(Masking::$masking),)? None][0],
             least_kb: 0 $(+ $kb)?,
         }),*];
@@ -60,7 +63,10 @@ macro_rules! table {
 
 table! {
     // pass, unit, isa, largest dim, [block_m, block_n], [threads, rows], V (or dO), query operand,
-    // fewest queries, only mask, least KB of shared memory
+    // fewest queries, most queries, only mask, least KB of shared memory
+    Forward Mma    Ptx       64 [ 16 64] [ 32 16] Own    Resident to 16,
+    Forward Mma    Ptx      128 [ 16 64] [ 32 16] Own    Reread to 16,
+    Forward Mma    Ptx      256 [ 16 32] [ 32 16] Own    Reread to 16,
     Forward Wgmma  Ptx       64 [192  96] [512 16] Own    Reread from 2048 masking None,
     Forward Wgmma  Ptx       64 [256  64] [640 16] Own    Reread from 256 masking None,
     Forward Wgmma  Ptx       64 [128 128] [384 16] Own    Reread,
@@ -70,6 +76,7 @@ table! {
     Forward Wgmma  Ptx      192 [128 112] [384 16] Own    Reread masking None,
     Forward Wgmma  Ptx      256 [128  80] [384 16] Own    Reread masking None,
     Forward Wgmma  Ptx      256 [128  64] [384 16] Own    Reread,
+    Forward Mma    Ptx      128 [ 64 64] [128 16] Own    Reread to 64,
     Forward Mma    Ptx       64 [128 64] [128 32] Own    Resident,
     Forward Mma    Ptx      128 [128 64] [128 32] Own    Reread,
     Forward Mma    Ptx      256 [128 64] [256 16] Own    Reread,
@@ -80,6 +87,7 @@ table! {
     Forward Cmma   Portable 256 [ 32 16] [ 64 16] OfKeys Resident,
     Forward Cmma   Portable 256 [ 32 16] [ 32 32] OfKeys Resident,
     Forward Cmma   Portable 256 [ 16 16] [ 32 16] OfKeys Resident,
+    Forward Scalar Ptx      128 [  8 32] [ 32  4] Own    Reread to 8,
     Forward Scalar Ptx       64 [ 64 64] [256  4] Own    Reread,
     Forward Scalar Ptx      128 [ 64 32] [256  4] Own    Reread,
     Forward Scalar Portable 256 [ 64 64] [256  4] Own    Reread,
@@ -169,7 +177,10 @@ pub fn select(
         if row.pass != pass || !suits(row, device, problem, alignment) {
             continue;
         }
-        let plan = plan(row, device, problem, alignment);
+        let plan = plan(row, device, problem, alignment).split_for(device, &problem.shape);
+        if plan.starves(device, &problem.shape) {
+            continue;
+        }
         match plan.check(device) {
             Ok(()) => return Ok(plan),
             Err(error) => refusal = Some(error),
@@ -197,7 +208,9 @@ fn suits(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Ali
     let sizes = shape.head_dim.max(shape.val_dim) <= row.max_dim;
     let masking = row.masking.is_none_or(|only| only == problem.masking);
     let recent = device.shared_bytes >= row.least_kb * 1024;
-    unit && isa && sizes && masking && recent && shape.seqlen_q >= row.min_queries
+    let queries = (row.min_queries..=row.max_queries).contains(&shape.seqlen_q);
+    let confirmed = row.max_queries == usize::MAX || device.few_queries;
+    unit && isa && sizes && masking && recent && queries && confirmed
 }
 
 fn plan(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Alignment) -> Plan {
@@ -274,6 +287,7 @@ fn plan(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Alig
         causality: problem.causality,
         masking: problem.masking,
         stage_bytes,
+        splits: 1,
     }
 }
 

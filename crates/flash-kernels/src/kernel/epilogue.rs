@@ -5,6 +5,7 @@ use cubecl::prelude::*;
 use super::{
     seq::Seq,
     softmax::OnlineSoftmax,
+    split,
     unit::{
         HalfFloat, MatrixUnit,
         wgmma::{self, Seen, SeenFrag},
@@ -12,7 +13,8 @@ use super::{
 };
 use crate::plan::Plan;
 
-/// `out[q, :] = acc[q, :] / row_sum[q]`, `lse[q] = ln Σ exp(logit)`.
+/// `out[q, :] = acc[q, :] / row_sum[q]`, `lse[q] = ln Σ exp(logit)`; where the keys are split
+/// `acc[q, :]`, and in place of each `lse[q]` a pair `(row_max[q], row_sum[q])`.
 ///
 /// Shapes: `out` `[batch, heads, seqlen_q, val_dim]` packed, in vectors of `W`; `lse`
 /// `[batch, heads, seqlen_q]` packed. `softmax` must be finished. Each unit writes the elements
@@ -59,10 +61,10 @@ fn store_lse<U: MatrixUnit>(
     let frag = U::read(acc, scratch, 0usize, comptime!(plan.tile.val_pad), plan);
     #[unroll]
     for r in 0..frag_rows {
-        factor[r] = softmax.inverse_sum(r);
+        factor[r] = split::factor(softmax, r, plan);
         let row = U::row(&frag, r, plan);
         if row < rows && U::col(&frag, 0usize, plan) == 0u32 {
-            lse[line + row as usize] = softmax.lse(r);
+            split::store_row(softmax, lse, line + row as usize, r, plan);
         }
     }
     factor

@@ -9,8 +9,9 @@ use super::{
     pipeline::Pipeline,
     rows::{Rows, key_head},
     score,
-    seq::{Seq, position, position_again},
+    seq::{position, position_again},
     softmax::OnlineSoftmax,
+    split::Share,
     tile::{own, own_wait},
     unit::{MatrixUnit, Right},
 };
@@ -24,8 +25,8 @@ use crate::plan::{Plan, ScaleKind};
 /// v `[batch, kv_heads, seqlen_k, val_dim]`, by strides; mask `[batch, heads, seqlen_q, seqlen_k]`,
 /// nonzero = drop, by strides; out and lse packed. `scale_log2 = scale·log2(e)`.
 ///
-/// A cube owns `block_m` queries of one head and walks the keys they see. Nothing is shared
-/// between cubes.
+/// A cube owns `block_m` queries of one head and walks the keys they see, or one of `splits` parts
+/// of them: then out and lse are the workspace of `combine`. Nothing is shared between cubes.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub fn forward<U: MatrixUnit, L: Numeric, E: Float, M: Int, W: Size, O: Size>(
     q: &Tensor<Vector<L, W>>,
@@ -35,13 +36,15 @@ pub fn forward<U: MatrixUnit, L: Numeric, E: Float, M: Int, W: Size, O: Size>(
     out: &mut Tensor<Vector<E, O>>,
     lse: &mut [f32],
     cubes: u32,
+    splits: u32,
     scale_log2: f32,
     #[comptime] plan: Plan,
     #[define(M)] _mask_type: ElemType,
 ) {
     let position = position();
     if position < cubes {
-        let seq = Seq::of_queries(position, q.shape(1), q.shape(2), plan);
+        let share = Share::of_queries(position, splits, q.shape(1), q.shape(2), plan);
+        let seq = share.seq;
         let kv_head = key_head(seq.head, q.shape(1), k.shape(1));
         let q_rows = Rows::of(q, seq.batch, seq.head);
         let k_rows = Rows::of(k, seq.batch, kv_head);
@@ -51,6 +54,7 @@ pub fn forward<U: MatrixUnit, L: Numeric, E: Float, M: Int, W: Size, O: Size>(
             q_rows.len, k_rows.len, &mask, seq.batch, seq.head, causality,
         );
         let range = mask.k_range(seq.start, comptime!(plan.tile.block_m), plan);
+        let range = share.keys(range, splits, plan);
 
         let mut scratch = U::scratch(plan);
         let (head_pad, val_pad) = comptime!((plan.tile.head_pad, plan.tile.val_pad));
@@ -84,12 +88,9 @@ pub fn forward<U: MatrixUnit, L: Numeric, E: Float, M: Int, W: Size, O: Size>(
             }
         }
         softmax.finish::<U>(&mut scratch, plan);
-        let seq = Seq::of_queries(
-            position_again(comptime!(plan.isa)),
-            q.shape(1),
-            q.shape(2),
-            plan,
-        );
+        let position = position_again(comptime!(plan.isa));
+        let share = Share::of_queries(position, splits, q.shape(1), q.shape(2), plan);
+        let seq = share.target(q.shape(0), plan);
         epilogue::store::<U, E, O>(&acc, &softmax, out, lse, &seq, &mut scratch, plan);
     }
 }

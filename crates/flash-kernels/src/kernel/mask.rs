@@ -17,6 +17,23 @@ pub struct KeyRange {
     pub end: u32,
 }
 
+#[cube]
+impl KeyRange {
+    /// Part `part` of `count` about equal ones. Their sizes differ by at most one tile.
+    pub fn part(&self, part: u32, count: u32) -> KeyRange {
+        // More queries than keys can leave nothing to walk.
+        let tiles = saturating(self.end, self.begin);
+        let (each, rest) = (tiles / count, tiles % count);
+        let begin = self.begin + part * each + min(part, rest);
+        let end = begin + each + u32::cast_from(part < rest);
+        KeyRange {
+            begin,
+            inner_end: max(begin, min(self.inner_end, end)),
+            end,
+        }
+    }
+}
+
 /// Query tiles of a key tile: `[begin, inner_begin)` need a mask, `[inner_begin, end)` do not.
 #[derive(CubeType, Clone, Copy)]
 pub struct QueryRange {

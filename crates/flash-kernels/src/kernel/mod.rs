@@ -5,6 +5,7 @@
 #![allow(missing_docs)]
 
 pub mod backward;
+pub mod combine;
 pub mod epilogue;
 pub mod forward;
 pub mod forward_overlapped;
@@ -16,6 +17,7 @@ pub mod rows;
 pub mod score;
 pub mod seq;
 pub mod softmax;
+pub mod split;
 pub mod supply;
 pub mod tile;
 pub mod unit;

@@ -76,6 +76,7 @@ impl Schedule {
 
 /// One tile of the rows of one head.
 #[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
 pub struct Seq {
     /// Batch index.
     pub batch: usize,

@@ -140,17 +140,32 @@ impl OnlineSoftmax {
 
     /// `1 / l`, or 0 for a row that saw nothing, whose output is exactly 0.
     pub fn inverse_sum(&self, #[comptime] r: usize) -> f32 {
-        let sum = self.row_sum[r];
-        select(sum == f32::new(0.0), f32::new(0.0), f32::new(1.0) / sum)
+        inverse(self.row_sum[r])
     }
 
     /// Natural logarithm of `Σ exp(logit)`; -inf for a row that saw nothing.
     pub fn lse(&self, #[comptime] r: usize) -> f32 {
-        let sum = self.row_sum[r];
-        let log2_max = self.row_max[r] * self.scale;
-        let lse = log2_max * comptime!(core::f32::consts::LN_2) + sum.ln();
-        select(sum == f32::new(0.0), neg_infinity(comptime!(self.isa)), lse)
+        let isa = comptime!(self.isa);
+        log_sum(self.row_max[r], self.row_sum[r], self.scale, isa)
     }
+
+    /// Maximum of the scores, which may lag behind, and sum in that base.
+    pub fn state(&self, #[comptime] r: usize) -> (f32, f32) {
+        (self.row_max[r], self.row_sum[r])
+    }
+}
+
+/// `1 / sum`, or 0 for a row that saw nothing.
+#[cube]
+pub fn inverse(sum: f32) -> f32 {
+    select(sum == f32::new(0.0), f32::new(0.0), f32::new(1.0) / sum)
+}
+
+/// Natural logarithm of `sum·2^(scale·peak)`; -inf for a row that saw nothing.
+#[cube]
+pub fn log_sum(peak: f32, sum: f32, scale: f32, #[comptime] isa: Isa) -> f32 {
+    let lse = peak * scale * comptime!(core::f32::consts::LN_2) + sum.ln();
+    select(sum == f32::new(0.0), neg_infinity(isa), lse)
 }
 
 /// This unit's maximum of each of its rows of `s`.

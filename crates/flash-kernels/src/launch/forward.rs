@@ -4,7 +4,7 @@ use cubecl::{client::Client, prelude::*};
 
 use super::{
     Launch, MaskView, TensorView, address_for, address_type, alignment, bindable, check_views,
-    dispatch, empty, grid, mask_arg, packed_alignment,
+    dispatch, empty, grid, mask_arg, packed_alignment, split::Workspace,
 };
 use crate::{
     AttentionError, AttentionProblem,
@@ -41,18 +41,20 @@ pub fn plan_forward(client: &Client, problem: &AttentionProblem) -> Result<Plan,
     let queries = rows(shape.num_heads, shape.seqlen_q);
     let keys = rows(shape.num_kv_heads, shape.seqlen_k);
     let width = shape.head_dim.max(shape.val_dim);
-    address_for(&device, queries.max(keys).saturating_mul(width))?;
+    let rows = keys.max(queries.saturating_mul(plan.splits));
+    address_for(&device, rows.saturating_mul(width))?;
     Ok(plan)
 }
 
 fn cubes(problem: &AttentionProblem, plan: &Plan) -> usize {
     let shape = &problem.shape;
-    Seq::count(
+    let tiles = Seq::count(
         shape.batch,
         shape.num_heads,
         shape.seqlen_q,
         plan.tile.block_m,
-    )
+    );
+    tiles.saturating_mul(plan.splits)
 }
 
 /// `softmax(scale·q·kᵀ, masked)·v` with its log-sum-exp.
@@ -160,20 +162,25 @@ struct Call<'a> {
     output: &'a ForwardOutput,
 }
 
-impl Launch for Call<'_> {
-    fn launch<U: MatrixUnit, L: Numeric, E: Float>(&self) -> Result<(), AttentionError> {
+impl Call<'_> {
+    /// Launches the walk over keys, which leaves elements of `O` in `out`, and in `lse` what goes with
+    /// each row.
+    fn walk<U: MatrixUnit, L: Numeric, O: Float>(
+        &self,
+        out: &TensorView,
+        lse: &TensorView,
+    ) -> Result<(), AttentionError> {
         let device = DeviceClass::of(self.client);
         let (count, cubes) = grid(cubes(self.problem, self.plan), device.max_cubes)?;
         let mut views = self.inputs.to_vec();
         views.extend(self.mask.map(|mask| &mask.tensor));
-        views.push(&self.output.out);
+        views.push(out);
         let address = address_type(&device, &views)?;
         let [q, k, v] = self.inputs.map(|view| bindable(self.client, view).arg());
         let (mask, mask_type) = mask_arg(self.client, self.mask);
-        let lse = &self.output.lse;
         // SAFETY: every access of the kernel is guarded by the lengths given here.
         unsafe {
-            kernel::launch_unchecked::<U, L, E>(
+            kernel::launch_unchecked::<U, L, O>(
                 self.client,
                 count,
                 CubeDim::new_1d(self.plan.threads as u32),
@@ -184,15 +191,28 @@ impl Launch for Call<'_> {
                 k,
                 v,
                 mask,
-                self.output.out.arg(),
+                out.arg(),
                 BufferArg::from_raw_parts(lse.handle.clone(), lse.reach()),
                 cubes,
+                self.plan.splits as u32,
                 self.problem.scale * core::f32::consts::LOG2_E,
-                *self.plan,
+                self.plan.compiled(),
                 mask_type,
             );
         }
         Ok(())
+    }
+}
+
+impl Launch for Call<'_> {
+    fn launch<U: MatrixUnit, L: Numeric, E: Float>(&self) -> Result<(), AttentionError> {
+        let ForwardOutput { out, lse } = self.output;
+        if !self.plan.is_split() {
+            return self.walk::<U, L, E>(out, lse);
+        }
+        let workspace = Workspace::new(self.client, self.problem, self.plan);
+        self.walk::<U, L, f32>(&workspace.parts, &workspace.stats)?;
+        workspace.combine::<E>(self.client, self.problem, self.plan, self.output)
     }
 
     fn launch_overlapped<E: HalfFloat>(&self) -> Result<(), AttentionError> {

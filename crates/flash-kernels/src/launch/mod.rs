@@ -17,6 +17,7 @@ use crate::{
 
 mod backward;
 mod forward;
+mod split;
 
 pub use backward::{
     BackwardInputs, BackwardPlans, Gradients, Wanted, backward, backward_with, plan_backward,

@@ -87,6 +87,6 @@ impl Plan {
                 "wgmma of sm_90, steps of 16 bytes and rows that are apart",
             ));
         }
-        Ok(())
+        self.check_splits()
     }
 }

@@ -8,6 +8,7 @@ use crate::{Causality, Masking};
 mod check;
 
 mod choice;
+mod split;
 
 pub use choice::{
     CopyKind, Exponent, Isa, Pass, QueryOperand, Reduction, ScaleKind, UnitKind, ValueBuffer,
@@ -65,6 +66,9 @@ pub struct Plan {
     pub masking: Masking,
     /// Bytes of an element in shared memory.
     pub stage_bytes: usize,
+    /// Parts of the keys of a query tile, each walked by a cube of its own. Only whether there is
+    /// more than one is compiled: see [`Plan::compiled`].
+    pub splits: usize,
 }
 
 /// Elements by which rows in shared memory are apart beyond their length, in bytes: one 16-byte
