@@ -2,7 +2,7 @@
 
 pub use crate::device::DeviceClass;
 use crate::{
-    AttentionError, AttentionProblem, FloatKind, Masking,
+    AttentionError, AttentionProblem, Causality, FloatKind, Masking,
     plan::{
         CopyKind, Exponent, Isa, Pass, Plan, QueryOperand, Reduction, ScaleKind, TileShape,
         UnitKind, ValueBuffer,
@@ -31,6 +31,8 @@ struct Row {
     max_queries: usize,
     /// The one kind of mask that the row is for, if it has not the registers for both.
     masking: Option<Masking>,
+    /// The one causality that the row is the fastest for.
+    causality: Option<Causality>,
     /// KB of shared memory that a device must have, whatever the plan needs: which generation the
     /// row was made for. (ptxas spills the same kernel for sm_80.)
     least_kb: usize,
@@ -40,7 +42,8 @@ struct Row {
 macro_rules! table {
     ($($pass:ident $unit:ident $isa:ident $max_dim:literal [$block_m:literal $block_n:literal]
         [$threads:literal $rows:literal] $values:ident $queries:ident
-            $(from $min:literal)? $(to $max:literal)? $(masking $masking:ident)? $(having $kb:literal)?,)*) => {
+            $(from $min:literal)? $(to $max:literal)? $(masking $masking:ident)? $(when $causality:ident)?
+            $(having $kb:literal)?,)*) => {
         /// The table. Within a pass and a unit: wide devices first, then what fits 48, 32 and 16 KB.
         const TABLE: &[Row] = &[$(Row {
             pass: Pass::$pass,
@@ -56,6 +59,7 @@ macro_rules! table {
             min_queries: 0 $(+ $min)?,
             max_queries: [$($max,)? usize::MAX][0],
             masking: [$(Some(Masking::$masking),)? None][0],
+            causality: [$(Some(Causality::$causality),)? None][0],
             least_kb: 0 $(+ $kb)?,
         }),*];
     };
@@ -63,11 +67,12 @@ macro_rules! table {
 
 table! {
     // pass, unit, isa, largest dim, [block_m, block_n], [threads, rows], V (or dO), query operand,
-    // fewest queries, most queries, only mask, least KB of shared memory
+    // fewest queries, most queries, only mask, only causality, least KB of shared memory
     Forward Mma    Ptx       64 [ 16 64] [ 32 16] Own    Resident to 16,
     Forward Mma    Ptx      128 [ 16 64] [ 32 16] Own    Reread to 16,
     Forward Mma    Ptx      256 [ 16 32] [ 32 16] Own    Reread to 16,
-    Forward Wgmma  Ptx       64 [192  96] [512 16] Own    Reread from 2048 masking None,
+    Forward Wgmma  Ptx       64 [192  96] [512 16] Own    Reread from 2048 masking None when Full,
+    Forward Wgmma  Ptx       64 [192 128] [512 16] Own    Reread from 2048 masking None,
     Forward Wgmma  Ptx       64 [256  64] [640 16] Own    Reread from 256 masking None,
     Forward Wgmma  Ptx       64 [128 128] [384 16] Own    Reread,
     Forward Wgmma  Ptx      128 [128 160] [384 16] Own    Reread from 8192 masking None,
@@ -207,10 +212,11 @@ fn suits(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Ali
     let isa = row.isa == Isa::Portable || device.isa == Isa::Ptx;
     let sizes = shape.head_dim.max(shape.val_dim) <= row.max_dim;
     let masking = row.masking.is_none_or(|only| only == problem.masking);
+    let causality = row.causality.is_none_or(|only| only == problem.causality);
     let recent = device.shared_bytes >= row.least_kb * 1024;
     let queries = (row.min_queries..=row.max_queries).contains(&shape.seqlen_q);
     let confirmed = row.max_queries == usize::MAX || device.few_queries;
-    unit && isa && sizes && masking && recent && queries && confirmed
+    unit && isa && sizes && masking && causality && recent && queries && confirmed
 }
 
 fn plan(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Alignment) -> Plan {

@@ -85,7 +85,8 @@ pub fn combine<E: Float, W: Size>(
             value.insert(e, E::cast_from(acc.extract(e) * factor));
         }
         out[at] = value;
-        if at % per_row == 0usize {
+        let column = at % per_row;
+        if column == 0usize {
             lse[row] = log_sum(peak, sum, scale, isa);
         }
     }
