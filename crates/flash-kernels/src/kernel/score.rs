@@ -44,7 +44,7 @@ pub fn gradient(p: f32, dp: f32, delta: f32) -> f32 {
     )
 }
 
-/// [`gradient`] of a pair that is known to be seen, for which `dp` is a number.
+/// `gradient` of a pair that is known to be seen, for which `dp` is a number.
 #[cube]
 pub fn gradient_of_seen(p: f32, dp: f32, delta: f32) -> f32 {
     p * (dp - delta)

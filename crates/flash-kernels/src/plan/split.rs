@@ -52,7 +52,7 @@ impl Plan {
     }
 
     /// The plan with as many parts as `device` is worth: one, unless query tiles leave half of its
-    /// processors idle; else as many as run at the same time, of [`LEAST_KEYS`] each or more.
+    /// processors idle; else as many as run at the same time, of `LEAST_KEYS` each or more.
     pub fn split_for(self, device: &DeviceClass, shape: &AttentionShape) -> Self {
         let tiles = self.query_tiles(shape).max(1);
         let can = device.few_queries && self.pass == Pass::Forward && self.unit != UnitKind::Wgmma;

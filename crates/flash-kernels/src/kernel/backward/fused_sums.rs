@@ -21,7 +21,7 @@ use crate::{
 /// Units of a cube.
 pub const THREADS: usize = 128;
 
-/// Vectors that a unit of [`clear`] writes.
+/// Vectors that a unit of `clear` writes.
 pub const CLEARED: usize = 8;
 
 /// Vectors of four f32 in a piece.
