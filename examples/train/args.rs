@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use burn::tensor::DType;
+use burn_flash_attention::GradientOrder;
 
 use crate::Outcome;
 use crate::settings::{Activations, AttentionKind, Settings};
@@ -22,6 +23,7 @@ the last line, `result: ` and a JSON object. Everything but attention is f32.
                            is held out
   --attention KIND         flash (default) or burn: Burn's own on the same weights and batches
   --attention-dtype TYPE   f32 (default), f16 or bf16: Q, K and V are cast to it
+  --gradient-order KIND    deterministic (default), or fused: faster on sm_90, other bits each time
   --layers N --dim N --heads N --context N --batch N --steps N --warmup N --lr X --seed N
                            instead of the preset's; one preset's sizes are tuned together
   --gradient-checkpointing on|off   (default off)
@@ -194,6 +196,13 @@ impl Args {
                     "f16" => DType::F16,
                     "bf16" => DType::BF16,
                     _ => return Err(refusal(option, value, "f32, f16 or bf16")),
+                }
+            }
+            "--gradient-order" => {
+                settings.gradient_order = match value {
+                    "deterministic" => GradientOrder::Deterministic,
+                    "fused" => GradientOrder::Fused,
+                    _ => return Err(refusal(option, value, "deterministic or fused")),
                 }
             }
             "--gradient-checkpointing" => {

@@ -7,7 +7,9 @@ use burn::nn::{
 use burn::tensor::module::attention as burn_attention;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{DType, Device, Int, Tensor};
-use burn_flash_attention::{AttentionReport, FlashOptions, attention_report, flash_attention};
+use burn_flash_attention::{
+    AttentionReport, FlashOptions, GradientOrder, attention_report, flash_attention,
+};
 
 use crate::Outcome;
 use crate::settings::{AttentionKind, Settings};
@@ -43,6 +45,7 @@ struct Block {
 #[derive(Clone, Copy, Debug)]
 pub struct Attend {
     kind: AttentionKind,
+    gradient: GradientOrder,
     dtype: DType,
     heads: usize,
 }
@@ -51,6 +54,7 @@ impl From<&Settings> for Attend {
     fn from(settings: &Settings) -> Self {
         Self {
             kind: settings.attention,
+            gradient: settings.gradient_order,
             dtype: settings.attention_dtype,
             heads: settings.heads,
         }
@@ -168,12 +172,16 @@ impl Attend {
             burn_attention(query, key, value, None, None, options)
         };
         match self.kind {
-            AttentionKind::Flash => {
-                flash_attention(query, key, value, FlashOptions::new().causal()).out
-            }
+            AttentionKind::Flash => flash_attention(query, key, value, self.options()).out,
             AttentionKind::Burn => burn(query, key, value),
             AttentionKind::BurnRescaled => burn(query * 3.0, key / 3.0, value),
         }
+    }
+
+    fn options(self) -> FlashOptions {
+        FlashOptions::new()
+            .causal()
+            .with_gradient_order(self.gradient)
     }
 
     /// How [`AttentionKind::Flash`] runs in a training with these settings.
@@ -185,8 +193,7 @@ impl Attend {
         let head_dim = settings.dim / settings.heads;
         let shape = [settings.batch, settings.heads, settings.context, head_dim];
         let zeros = Tensor::<4>::zeros(shape, (device, self.dtype)).require_grad();
-        let options = FlashOptions::new().causal();
-        Ok(attention_report(&zeros, &zeros, &zeros, &options)?)
+        Ok(attention_report(&zeros, &zeros, &zeros, &self.options())?)
     }
 }
 

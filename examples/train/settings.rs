@@ -1,6 +1,7 @@
 //! What a training run is made of: two runs with equal settings compute the same losses.
 
 use burn::tensor::DType;
+use burn_flash_attention::GradientOrder;
 use serde_json::{Value, json};
 
 use crate::Outcome;
@@ -45,6 +46,8 @@ pub struct Settings {
     pub attention: AttentionKind,
     /// The element type of Q, K and V inside the attention; everything else is f32.
     pub attention_dtype: DType,
+    /// The order of the sums of a query's gradient, where there is a choice.
+    pub gradient_order: GradientOrder,
     /// Blocks.
     pub layers: usize,
     /// Features of a token.
@@ -114,6 +117,7 @@ impl Settings {
         let settings = Self {
             attention: AttentionKind::Flash,
             attention_dtype: DType::F32,
+            gradient_order: GradientOrder::Deterministic,
             layers,
             dim,
             heads,
@@ -162,6 +166,7 @@ impl Settings {
         json!({
             "attention": self.attention.name(),
             "attention-dtype": format!("{:?}", self.attention_dtype).to_lowercase(),
+            "gradient-order": format!("{:?}", self.gradient_order).to_lowercase(),
             "layers": self.layers,
             "dim": self.dim,
             "heads": self.heads,

@@ -65,6 +65,9 @@ impl fmt::Display for AttentionReport {
             AttentionPath::Kernel(unit) => write!(f, "attention: {unit:?} kernel")?,
             AttentionPath::Composed => write!(f, "attention: composed operations")?,
         }
+        if self.gradient == Some(GradientOrder::Fused) {
+            write!(f, ", fused gradient")?;
+        }
         match &self.reason {
             Some(reason) => write!(f, " ({reason})"),
             None => Ok(()),

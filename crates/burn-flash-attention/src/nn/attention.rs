@@ -5,7 +5,7 @@ use burn::module::{Content, DisplaySettings, Initializer, Module, ModuleDisplay}
 use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::tensor::{Bool, Device, Tensor};
 
-use crate::{AttentionError, Causality, FlashOptions, try_flash_attention};
+use crate::{AttentionError, Causality, FlashOptions, GradientOrder, try_flash_attention};
 
 /// Configuration of [`FlashMultiHeadAttention`]; fields as in Burn's `MultiHeadAttentionConfig`.
 ///
@@ -101,6 +101,7 @@ pub struct FlashMhaInput {
     mask_pad: Option<Tensor<2, Bool>>,
     mask_attn: Option<Tensor<3, Bool>>,
     causality: Causality,
+    gradient: GradientOrder,
 }
 
 impl FlashMhaInput {
@@ -119,6 +120,7 @@ impl FlashMhaInput {
             mask_pad: None,
             mask_attn: None,
             causality: Causality::Full,
+            gradient: GradientOrder::Deterministic,
         }
     }
 
@@ -137,6 +139,12 @@ impl FlashMhaInput {
     /// Query `i` sees key `j` iff `j - (seqlen_k - seqlen_q) <= i`, without a mask in memory.
     pub fn causal(mut self) -> Self {
         self.causality = Causality::Causal;
+        self
+    }
+
+    /// Sums the gradient of the query in this order; see [`FlashOptions::gradient`].
+    pub fn gradient_order(mut self, order: GradientOrder) -> Self {
+        self.gradient = order;
         self
     }
 
@@ -241,6 +249,7 @@ impl FlashMultiHeadAttention {
         let options = FlashOptions {
             mask: input.mask()?,
             causality: input.causality,
+            gradient: input.gradient,
             ..FlashOptions::new()
         };
 

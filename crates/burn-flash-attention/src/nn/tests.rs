@@ -5,7 +5,7 @@ use burn::nn::attention::{MhaInput, MultiHeadAttentionConfig};
 use burn::tensor::{Bool, Device, Distribution, Tensor, Tolerance};
 
 use super::{FlashMhaInput, FlashMultiHeadAttentionConfig};
-use crate::AttentionError;
+use crate::{AttentionError, GradientOrder};
 
 const BATCH: usize = 2;
 const SEQLEN_Q: usize = 5;
@@ -48,6 +48,22 @@ fn a_record_of_burns_module_loads_and_gives_its_output() {
     context
         .into_data()
         .assert_approx_eq::<f32>(&theirs.context.into_data(), Tolerance::default());
+}
+
+/// Where nothing can fuse it, the gradient is the one of the other order.
+#[test]
+fn the_order_of_the_gradient_is_passed_on() {
+    let device = Device::flex().autodiff();
+    let module = FlashMultiHeadAttentionConfig::new(12, 3).init(&device);
+    let x = inputs(&device)[0].clone().require_grad();
+    let gradient = |order| {
+        let input = FlashMhaInput::self_attn(x.clone()).gradient_order(order);
+        assert_eq!(input.gradient, order);
+        let grads = module.forward(input).sum().backward();
+        x.grad(&grads).expect("a leaf").into_data()
+    };
+    let [one, other] = [GradientOrder::Deterministic, GradientOrder::Fused].map(gradient);
+    one.assert_eq(&other, true);
 }
 
 #[test]
