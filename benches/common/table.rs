@@ -381,10 +381,15 @@ mod tests {
     fn panels_group_lengths_and_leave_out_what_does_not_count() {
         let skipped = || Outcome::without_time(Status::Skipped, "");
         let mut long = row(200.0, skipped());
-        long.case.seqlen = 4096;
-        let panels = panels(&[row(100.0, skipped()), long], &OURS_AND_BURN, None);
-        assert_eq!(panels.len(), 1);
-        assert_eq!(panels[0].title, "f16 d=64 causal=no");
+        (long.case.seqlen, long.case.queries) = (4096, 4096);
+        let mut few = row(50.0, skipped());
+        few.case.queries = 128;
+        let panels = panels(&[row(100.0, skipped()), long, few], &OURS_AND_BURN, None);
+        let titles: Vec<_> = panels.iter().map(|it| it.title.as_str()).collect();
+        assert_eq!(
+            titles,
+            ["f16 d=64 causal=no", "f16 d=64 causal=no queries=128"]
+        );
         let lengths: Vec<usize> = panels[0].curves[0].points.iter().map(|p| p.0).collect();
         assert_eq!(lengths, [1024, 4096]);
         assert!(panels[0].curves[1].points.is_empty());

@@ -112,71 +112,77 @@ fn question(problem: &Problem) -> AttentionProblem {
     }
 }
 
-/// The plan of the device under test, of a unit that can split, in `splits` parts.
-fn plan(client: &Client, question: &AttentionProblem, splits: usize) -> Plan {
-    let device = DeviceClass {
-        wgmma: false,
-        ..DeviceClass::of(client)
-    };
+/// The plans that the device under test and one without warpgroup products get, in `splits` parts.
+fn plans(client: &Client, question: &AttentionProblem, splits: usize) -> Vec<Plan> {
+    let device = DeviceClass::of(client);
     let shape = &question.shape;
     let align = Alignment(widest(shape.head_dim, 8).min(widest(shape.val_dim, 8)));
-    let plan = select(&device, question, Pass::Forward, align).expect("a plan");
-    Plan { splits, ..plan }
+    let plan = |wgmma| {
+        let device = DeviceClass {
+            wgmma,
+            few_queries: true,
+            ..device
+        };
+        let plan = select(&device, question, Pass::Forward, align).expect("a plan");
+        Plan { splits, ..plan }
+    };
+    let mut plans = vec![plan(device.wgmma), plan(false)];
+    plans.dedup();
+    plans
 }
 
-/// The bytes of output and log-sum-exp of `problem` in `splits` parts, and the plan they are of.
-fn run(
-    client: &Client,
-    problem: &Problem,
-    splits: usize,
-    layout: Layout,
-) -> (Vec<u8>, Vec<u8>, Plan) {
-    let (dims, question) = (problem.dims, question(problem));
-    let plan = plan(client, &question, splits);
+/// The bytes of output and log-sum-exp of `problem` by `plan`.
+fn run(client: &Client, problem: &Problem, plan: &Plan, layout: Layout) -> [Vec<u8>; 2] {
+    let dims = problem.dims;
     let upload = |shape, values| upload(client, problem.dtype, shape, values, layout);
     let q = upload(dims.q(), &problem.q);
     let k = upload(dims.k(), &problem.k);
     let v = upload(dims.v(), &problem.v);
     let mask = problem.mask.as_ref();
     let mask = mask.map(|mask| upload_mask(client, mask, dims.scores()));
-    let output = forward_with(client, &question, &plan, &q, &k, &v, mask.as_ref());
+    let output = forward_with(client, &question(problem), plan, &q, &k, &v, mask.as_ref());
     let ForwardOutput { out, lse } =
         output.unwrap_or_else(|error| panic!("{error}\n  {}", problem.describe()));
-    let [out, lse] = [out, lse].map(|view| {
+    [out, lse].map(|view| {
         let read = client.read_one(view.handle);
         read.expect("the launch succeeded").to_vec()
-    });
-    (out, lse, plan)
+    })
 }
 
-/// Runs `problem` in `splits` parts and asserts the rule on output and LSE; nothing on a device
-/// without kernels or without the dtype, which must then refuse it.
+/// The device's client, if there are kernels and it holds `problem`'s dtype, which it must refuse
+/// otherwise.
+#[track_caller]
+fn client_for(problem: &Problem) -> Option<Client> {
+    let client = runtime::client();
+    if client.is_none() {
+        assert_eq!(runtime::current(), runtime::Runtime::Flex);
+    }
+    client.filter(|_| !problem.is_refused())
+}
+
+/// Runs `problem` in `splits` parts and asserts the rule on output and LSE, for each plan.
 #[track_caller]
 fn check_in(problem: &Problem, splits: usize, layout: Layout) -> Option<Got> {
-    let Some(client) = runtime::client() else {
-        assert_eq!(runtime::current(), runtime::Runtime::Flex);
-        return None;
-    };
-    if problem.is_refused() {
-        return None;
-    }
-    let (out, lse, plan) = run(&client, problem, splits, layout);
+    let client = client_for(problem)?;
     let device = runtime::device();
     let dtypes = [problem.dtype, F32].map(runtime::burn_dtype);
-    let out = TensorData::from_bytes_vec(out, problem.dims.out(), dtypes[0]);
-    let out = Tensor::from_data(out, (&device, dtypes[0]));
-    let lse = TensorData::from_bytes_vec(lse, problem.dims.lse(), dtypes[1]);
-    let lse = Tensor::from_data(lse, (&device, dtypes[1]));
-    Some(problem.check_output(FlashOutput {
-        out,
-        lse: Some(lse),
-        report: AttentionReport {
+    let mut got = None;
+    for plan in plans(&client, &question(problem), splits) {
+        let [out, lse] = run(&client, problem, &plan, layout);
+        let out = TensorData::from_bytes_vec(out, problem.dims.out(), dtypes[0]);
+        let out = Tensor::from_data(out, (&device, dtypes[0]));
+        let lse = TensorData::from_bytes_vec(lse, problem.dims.lse(), dtypes[1]);
+        let lse = Tensor::from_data(lse, (&device, dtypes[1]));
+        let report = AttentionReport {
             path: AttentionPath::Kernel(plan.unit),
             plan: Some(plan),
             gradient: None,
             reason: None,
-        },
-    }))
+        };
+        let lse = Some(lse);
+        got = Some(problem.check_output(FlashOutput { out, lse, report }));
+    }
+    got
 }
 
 #[track_caller]
@@ -265,20 +271,18 @@ fn masks_that_empty_parts(
 
 /// A NaN that is masked stays in a part of its own, and out of the result.
 #[rstest]
-fn masked_nan_keys(#[values(F32, F16)] dtype: Dtype) {
-    let mut problem = Problem::random(dtype, dims(1, 1, 5, 300, 64));
+fn masked_nan_keys(#[values(5, 70)] seqlen_q: usize, #[values(F32, F16)] dtype: Dtype) {
+    let mut problem = Problem::random(dtype, dims(1, 1, seqlen_q, 300, 64));
     problem = problem.mask([1, 1, 1, 300], |[.., j]| j >= 150);
     let clean = problem.clone();
     problem.k[150 * 64..].fill(f64::NAN);
-    let Some(client) = runtime::client() else {
+    let Some(client) = client_for(&clean) else {
         return;
     };
-    if clean.is_refused() {
-        return;
+    for plan in plans(&client, &question(&clean), 4) {
+        let results = [&problem, &clean].map(|it| run(&client, it, &plan, Layout::Packed));
+        assert!(results[0] == results[1], "{plan:?}");
     }
-    let results = [&problem, &clean].map(|it| run(&client, it, 4, Layout::Packed));
-    assert_eq!(results[0].0, results[1].0, "output");
-    assert_eq!(results[0].1, results[1].1, "lse");
     check(&clean, 4);
 }
 
@@ -289,6 +293,7 @@ fn masked_nan_keys(#[values(F32, F16)] dtype: Dtype) {
 #[case::odd(dims(1, 2, 20, 300, 59).val_dim(7), Layout::Packed)]
 #[case::longer_values(dims(1, 2, 20, 300, 16).val_dim(100), Layout::ByToken)]
 #[case::large(dims(1, 2, 3, 300, 256), Layout::ByToken)]
+#[case::tiles(dims(2, 4, 150, 300, 64).kv_heads(2), Layout::ByToken)]
 fn heads_and_layouts(
     #[case] dims: Dims,
     #[case] layout: Layout,
@@ -301,8 +306,8 @@ fn heads_and_layouts(
 /// Logits of -72 407: the parts' sums are as exact as within one, since maxima are subtracted, not
 /// logarithms.
 #[rstest]
-fn large_logits(#[values(F32, F16, Bf16)] dtype: Dtype) {
-    let dims = dims(1, 1, 3, 290, 128);
+fn large_logits(#[values(3, 70)] seqlen_q: usize, #[values(F32, F16, Bf16)] dtype: Dtype) {
+    let dims = dims(1, 1, seqlen_q, 290, 128);
     let fill = |shape: [usize; 4], x| vec![x; shape.iter().product()];
     let values = Host::from_fn(dims.v(), |[_, _, j, _]| [1.0, 3.0][j / 145]).data;
     let problem = Problem::new(
@@ -338,14 +343,13 @@ fn nothing_to_attend(#[values(Full, Causal)] causality: Causality) {
 #[rstest]
 fn bits_are_equal_from_run_to_run(#[values(F32, F16)] dtype: Dtype) {
     let problem = Problem::random(dtype, dims(1, 3, 40, 500, 64)).causal();
-    let Some(client) = runtime::client() else {
+    let Some(client) = client_for(&problem) else {
         return;
     };
-    if problem.is_refused() {
-        return;
-    }
-    let first = run(&client, &problem, 6, Layout::Packed);
-    for _ in 0..5 {
-        assert!(run(&client, &problem, 6, Layout::Packed) == first);
+    for plan in plans(&client, &question(&problem), 6) {
+        let first = run(&client, &problem, &plan, Layout::Packed);
+        for _ in 0..5 {
+            assert!(run(&client, &problem, &plan, Layout::Packed) == first);
+        }
     }
 }

@@ -201,6 +201,9 @@ fn asks_of_wgmma() -> Vec<Ask> {
     let masked = both(FloatKind::F16, &[128, 192, 256]).into_iter();
     asks.extend(masked.map(|ask| Ask { masking, ..ask }));
     asks.extend(gradients_of_wgmma());
+    asks.extend(split(FloatKind::F16, &[64, 128, 256], &[128]));
+    let parts = split(FloatKind::Bf16, &[96], &[128]).into_iter();
+    asks.extend(parts.flat_map(|ask| [ask, Ask { masking, ..ask }]));
     let scale = -0.125;
     let full = Ask::new(FloatKind::Bf16, 128);
     asks.extend([

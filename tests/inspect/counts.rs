@@ -3,11 +3,11 @@
 use flash_kernels::{Causality, Masking, Pass, Plan, plan::QueryOperand};
 
 /// Steps of the walk over the keys that the code holds: one that needs no mask and one that does,
-/// or the latter alone.
+/// or the latter alone. Where keys are split it is not known that a part begins with the latter.
 fn steps(plan: &Plan) -> usize {
     match plan.masking {
-        Masking::None => 2,
-        Masking::Dense => 1,
+        Masking::Dense if !plan.is_split() => 1,
+        Masking::None | Masking::Dense => 2,
     }
 }
 

@@ -83,7 +83,7 @@ pub struct Ask {
     pub seqlen: usize,
     /// Queries, where there are fewer than keys.
     pub queries: Option<usize>,
-    /// Parts of the keys, instead of what the table says.
+    /// Parts of the keys; what the table says if there is none.
     pub splits: Option<usize>,
     /// Positional mask.
     pub causality: Causality,
@@ -94,7 +94,7 @@ pub struct Ask {
 }
 
 impl Ask {
-    /// Plain attention: every key, no mask, a positive scale, values as long as keys.
+    /// Plain attention: every key in one part, no mask, a positive scale, values as long as keys.
     pub fn new(dtype: FloatKind, head_dim: usize) -> Self {
         Self {
             pass: Pass::Forward,
@@ -103,7 +103,7 @@ impl Ask {
             val_dim: head_dim,
             seqlen: 1024,
             queries: None,
-            splits: None,
+            splits: Some(1),
             causality: Causality::Full,
             masking: Masking::None,
             scale: 0.125,
@@ -154,7 +154,7 @@ impl Ask {
         if let Some(queries) = self.queries {
             words.push(format!("q{queries}"));
         }
-        if let Some(splits) = self.splits {
+        if let Some(splits) = self.splits.filter(|it| *it > 1) {
             words.push(format!("in {splits}"));
         }
         match self.pass {

@@ -183,9 +183,6 @@ pub fn select(
             continue;
         }
         let plan = plan(row, device, problem, alignment).split_for(device, &problem.shape);
-        if plan.starves(device, &problem.shape) {
-            continue;
-        }
         match plan.check(device) {
             Ok(()) => return Ok(plan),
             Err(error) => refusal = Some(error),

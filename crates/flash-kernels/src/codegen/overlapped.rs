@@ -51,10 +51,11 @@ fn forward<E: HalfFloat>(target: Target, plan: &Plan) -> Result<Source, String> 
         Default::default(),
         Default::default(),
         Default::default(),
+        Default::default(),
         scores,
         probabilities,
         outputs,
-        *plan,
+        plan.compiled(),
         ElemType::UInt(UIntKind::U32),
     );
     compile(target, kernel.define())

@@ -73,7 +73,8 @@ fn store_lse<U: MatrixUnit>(
 /// `store` in pieces of 16 bytes, for a warpgroup's accumulator: no branch but around each piece, so
 /// that nothing stands in the way of the products that run meanwhile.
 ///
-/// `out` `[lines, dim]` in 16-bit elements, packed, `dim` a multiple of 8.
+/// `out` `[lines, dim]` in 16-bit elements, packed, `dim` a multiple of 8; in f32 where the keys are
+/// split.
 #[cube]
 #[allow(clippy::too_many_arguments, clippy::let_unit_value)]
 pub fn store_pieces<E: HalfFloat>(
@@ -94,7 +95,36 @@ pub fn store_pieces<E: HalfFloat>(
         dim: dim as usize,
     };
     let val_pad = comptime!(plan.tile.val_pad);
-    store_row_pieces::<E>(acc, &factor, out, &place, val_pad, plan);
+    if comptime!(plan.is_split()) {
+        store_quads::<E>(acc, out, &place, val_pad, plan);
+    } else {
+        store_row_pieces::<E>(acc, &factor, out, &place, val_pad, plan);
+    }
+}
+
+/// `out[place(row, col)] = acc[row, col]` in f32, in pieces of 16 bytes.
+#[cube]
+fn store_quads<E: HalfFloat>(
+    acc: &SeenFrag,
+    out: &mut [Vector<u32, Const<4>>],
+    place: &Place,
+    #[comptime] cols: usize,
+    #[comptime] plan: Plan,
+) {
+    let dim = place.dim as u32;
+    #[unroll]
+    for r in 0..Seen::<E>::rows(acc) {
+        let row = Seen::<E>::row(acc, r, plan);
+        let first = place.first + row as usize * place.dim;
+        #[unroll]
+        for part in 0..comptime!(cols / 16) {
+            let value = wgmma::quad(acc, r, part);
+            let at = wgmma::quad_at(part);
+            if row < place.rows && at < dim {
+                out[(first + at as usize) / 4] = value;
+            }
+        }
+    }
 }
 
 /// `store_pieces` of `cols` columns with the same factor for each row.

@@ -10,23 +10,22 @@ use cubecl_cpp::cuda::ptx::tensor_map_address;
 use super::{
     epilogue,
     forward::folded_scale,
-    mask::{KeyRange, Mask, phase_range},
+    mask::phase_range,
     math::neg_infinity,
     ring::{Ring, Rings},
     score,
-    seq::{Schedule, Seq},
+    seq::Schedule,
     softmax::OnlineSoftmax,
+    split::Share,
     supply::{Maps, produce},
     unit::{
         HalfFloat, MatrixUnit, hopper,
         wgmma::{self, Seen, SeenFrag},
         wgmma_ops::one_cube,
     },
+    walk::{Problem, Walk},
 };
-use crate::{
-    Causality,
-    plan::{Plan, WARPGROUP_ROWS},
-};
+use crate::{Causality, plan::Plan};
 
 /// As `super::forward`, for 16-bit elements.
 ///
@@ -51,6 +50,7 @@ pub fn forward_overlapped<E: HalfFloat, M: Int, S: Size, P: Size, A: Size>(
     seqlen_q: u32,
     seqlen_k: u32,
     val_dim: u32,
+    splits: u32,
     scale_log2: f32,
     #[comptime] plan: Plan,
     #[define(M)] _mask_type: ElemType,
@@ -70,6 +70,7 @@ pub fn forward_overlapped<E: HalfFloat, M: Int, S: Size, P: Size, A: Size>(
         mask,
         seqlen_k,
         val_dim,
+        splits,
         scale_log2,
     };
     if warpgroup == consumers {
@@ -97,86 +98,6 @@ const fn registers(plan: Plan) -> (u32, u32) {
         2 => (40, 232),
         3 => (32, 160),
         _ => (24, 112),
-    }
-}
-
-/// What is asked, as far as it is not comptime.
-#[derive(CubeType)]
-pub struct Problem<M: Int> {
-    schedule: Schedule,
-    mask: ComptimeOption<OwnedTensor<M>>,
-    seqlen_k: u32,
-    val_dim: u32,
-    scale_log2: f32,
-}
-
-/// A query tile and the keys that it sees.
-#[derive(CubeType)]
-pub struct Walk<M: Int> {
-    /// Its place.
-    pub seq: Seq,
-    mask: Mask<M>,
-    /// Its key tiles.
-    pub range: KeyRange,
-    /// Key tiles after those, which other warpgroups see.
-    rest: u32,
-}
-
-#[cube]
-impl<M: Int> Problem<M> {
-    /// The walk of this cube in `round`.
-    pub fn walk(&self, round: u32, #[comptime] plan: Plan) -> Walk<M> {
-        let seq = self.schedule.seq(self.schedule.position(round, plan), plan);
-        let mask = Mask::<M>::new(
-            self.schedule.seqlen_q,
-            self.seqlen_k,
-            &self.mask,
-            seq.batch,
-            seq.head,
-            comptime!(plan.causality),
-        );
-        let range = busy(mask.k_range(seq.start, comptime!(plan.tile.block_m), plan));
-        let rest = 0u32.runtime();
-        Walk::<M> {
-            seq,
-            mask,
-            range,
-            rest,
-        }
-    }
-
-    /// `walk` as far as the rows of `warpgroup` go.
-    fn part(&self, round: u32, warpgroup: u32, #[comptime] plan: Plan) -> Walk<M> {
-        let walk = self.walk(round, plan);
-        let end = walk.range.end;
-        let range = if comptime!(plan.causality == Causality::Causal) {
-            let first = walk.seq.start + comptime!(WARPGROUP_ROWS as u32) * warpgroup;
-            busy(walk.mask.k_range(first, WARPGROUP_ROWS, plan))
-        } else {
-            walk.range
-        };
-        let rest = end - range.end;
-        Walk::<M> {
-            seq: walk.seq,
-            mask: walk.mask,
-            range,
-            rest,
-        }
-    }
-
-    /// Is there a tile for this cube in `round`?
-    pub fn goes_on(&self, round: u32, #[comptime] plan: Plan) -> bool {
-        self.schedule.position(round, plan) < self.schedule.len(plan)
-    }
-}
-
-/// Queries that see no key at all visit one tile, masked: the pipeline never stands still.
-#[cube]
-fn busy(range: KeyRange) -> KeyRange {
-    KeyRange {
-        begin: range.begin,
-        inner_end: range.inner_end,
-        end: max(range.end, 1u32),
     }
 }
 
@@ -208,11 +129,12 @@ fn consume<E: HalfFloat, M: Int, S: Size, P: Size, A: Size>(
     while problem.goes_on(round, plan) {
         let walk = problem.part(round, warpgroup, plan);
         // The first step is done: it was the last round's business.
-        let inner_end = max(walk.range.inner_end, 1u32);
-        early(rings, round, 1u32, walk.range.end, plan);
+        let second = walk.range.begin + 1u32;
+        let inner_end = max(walk.range.inner_end, second);
+        early(rings, round, second, walk.range.end, plan);
         #[unroll]
         for phase in 0..2u32 {
-            let (from, to) = phase_range(1u32, inner_end, walk.range.end, phase);
+            let (from, to) = phase_range(second, inner_end, walk.range.end, phase);
             for step in from..to {
                 let s = scores::<E, S>(rings, warpgroup, round, at + 1u32, plan);
                 let o = outputs::<E, A, P>(rings, &acc, p, at, plan);
@@ -247,14 +169,14 @@ fn consume<E: HalfFloat, M: Int, S: Size, P: Size, A: Size>(
             wgmma::settle::<A>(&mut acc, o, 0usize, val_pad);
             pass_values(rings, at, next_at, plan);
             p = wgmma::packed::<E, P>(&s);
-            finish::<E, M>(&acc, &mut softmax, problem, &walk.seq, out, lse, plan);
+            finish::<E, M>(&acc, &mut softmax, problem, &walk.share, out, lse, plan);
             wgmma::clear(&mut acc);
             softmax.succeed(&next);
         } else {
             let o = outputs::<E, A, P>(rings, &acc, p, at, plan);
             wgmma::settle::<A>(&mut acc, o, 0usize, val_pad);
             pass_values(rings, at, next_at, plan);
-            finish::<E, M>(&acc, &mut softmax, problem, &walk.seq, out, lse, plan);
+            finish::<E, M>(&acc, &mut softmax, problem, &walk.share, out, lse, plan);
         }
         at = next_at;
     }
@@ -286,7 +208,7 @@ fn finish<E: HalfFloat, M: Int>(
     acc: &SeenFrag,
     softmax: &mut OnlineSoftmax,
     problem: &Problem<M>,
-    seq: &Seq,
+    share: &Share,
     out: &mut [Vector<u32, Const<4>>],
     lse: &mut [f32],
     #[comptime] plan: Plan,
@@ -294,6 +216,7 @@ fn finish<E: HalfFloat, M: Int>(
     let mut scratch = Seen::<E>::scratch(plan);
     softmax.finish::<Seen<E>>(&mut scratch, plan);
     let heads = problem.schedule.heads as usize;
+    let seq = share.target(problem.schedule.lines as usize / heads, plan);
     let head = seq.batch * heads + seq.head;
     let line = head * problem.schedule.seqlen_q as usize + seq.start as usize;
     let rows = problem.schedule.seqlen_q - seq.start;
@@ -389,8 +312,9 @@ fn first<E: HalfFloat, M: Int>(
     #[comptime] plan: Plan,
 ) {
     score::apply::<Seen<E>>(s, problem.scale_log2, plan);
-    if walk.range.inner_end == 0u32 {
-        hide::<E, M>(s, walk, 0u32, plan);
+    let begin = walk.range.begin;
+    if walk.range.inner_end <= begin {
+        hide::<E, M>(s, walk, begin, plan);
     }
     softmax.advance::<Seen<E>>(s, scratch, plan);
 }

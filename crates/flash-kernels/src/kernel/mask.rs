@@ -32,6 +32,16 @@ impl KeyRange {
             end,
         }
     }
+
+    /// What is in `whole` too, from its beginning.
+    pub fn within(&self, whole: &KeyRange) -> KeyRange {
+        let begin = whole.begin;
+        KeyRange {
+            begin,
+            inner_end: max(begin, min(self.inner_end, whole.end)),
+            end: max(begin, min(self.end, whole.end)),
+        }
+    }
 }
 
 /// Query tiles of a key tile: `[begin, inner_begin)` need a mask, `[inner_begin, end)` do not.

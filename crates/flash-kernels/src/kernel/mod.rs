@@ -21,3 +21,4 @@ pub mod split;
 pub mod supply;
 pub mod tile;
 pub mod unit;
+pub mod walk;

@@ -2,13 +2,18 @@
 
 use cubecl::prelude::*;
 
-use super::{mask::KeyRange, seq::Seq, softmax::OnlineSoftmax};
+use super::{
+    mask::KeyRange,
+    seq::{Schedule, Seq},
+    softmax::OnlineSoftmax,
+};
 use crate::plan::Plan;
 
 /// A query tile and a part of its keys: what a cube does.
 ///
 /// Parts of a tile are neighbours in the order of launch, so that tiles keep the order of [`Seq`].
 #[derive(CubeType, Clone, Copy)]
+#[expand(derive(Clone, Copy))]
 pub struct Share {
     /// The query tile.
     pub seq: Seq,
@@ -34,6 +39,26 @@ impl Share {
         } else {
             Share {
                 seq: Seq::of_queries(position, heads, seqlen_q, plan),
+                part: 0u32.runtime(),
+            }
+        }
+    }
+
+    /// What a cube that stays does at `position` of `schedule`.
+    pub fn of_schedule(
+        schedule: &Schedule,
+        position: u32,
+        splits: u32,
+        #[comptime] plan: Plan,
+    ) -> Share {
+        if comptime!(plan.is_split()) {
+            Share {
+                seq: schedule.seq(position / splits, plan),
+                part: position % splits,
+            }
+        } else {
+            Share {
+                seq: schedule.seq(position, plan),
                 part: 0u32.runtime(),
             }
         }

@@ -3,8 +3,8 @@
 use cubecl::prelude::*;
 
 use super::{
-    forward_overlapped::Problem,
     ring::{Place, Rings},
+    walk::Problem,
 };
 use crate::plan::Plan;
 
@@ -71,11 +71,11 @@ pub fn produce<M: Int>(rings: &Rings, problem: &Problem<M>, maps: &Maps, #[compt
         let keys = Place {
             batch,
             head,
-            row: 0u32.runtime(),
+            row: walk.range.begin * block_n,
         };
         rings.keys.fill(at, maps.k, maps.of(keys, 1u32));
         at += 1u32;
-        for step in 1..walk.range.end {
+        for step in walk.range.begin + 1u32..walk.range.end {
             // Rows of their own: a mutable variable in a structure is not copied, the place of the
             // values would move on with that of the keys.
             let keys = Place {

@@ -202,33 +202,26 @@ impl Call<'_> {
         }
         Ok(())
     }
-}
 
-impl Launch for Call<'_> {
-    fn launch<U: MatrixUnit, L: Numeric, E: Float>(&self) -> Result<(), AttentionError> {
-        let ForwardOutput { out, lse } = self.output;
-        if !self.plan.is_split() {
-            return self.walk::<U, L, E>(out, lse);
-        }
-        let workspace = Workspace::new(self.client, self.problem, self.plan);
-        self.walk::<U, L, f32>(&workspace.parts, &workspace.stats)?;
-        workspace.combine::<E>(self.client, self.problem, self.plan, self.output)
-    }
-
-    fn launch_overlapped<E: HalfFloat>(&self) -> Result<(), AttentionError> {
+    /// `walk` by warpgroups that multiply tensors of `E`; `out` has elements of `O`.
+    fn walk_overlapped<E: HalfFloat, O: Float>(
+        &self,
+        out: &TensorView,
+        lse: &TensorView,
+    ) -> Result<(), AttentionError> {
         let (shape, tile) = (&self.problem.shape, &self.plan.tile);
         let device = DeviceClass::of(self.client);
-        let tiles = Seq::count(shape.batch, shape.num_heads, shape.seqlen_q, tile.block_m);
+        let tiles = cubes(self.problem, self.plan);
         // Cubes that stay: no more than run at the same time.
         let (count, _) = grid(tiles.min(device.processors), device.max_cubes)?;
-        grid(tiles + device.processors, (u32::MAX, 1))?;
-        let mut views = vec![&self.output.out];
+        grid(tiles.saturating_add(device.processors), (u32::MAX, 1))?;
+        let mut views = vec![out];
         views.extend(self.mask.map(|mask| &mask.tensor));
         let address = address_type(&device, &views)?;
         let [q, k, v] = self.inputs;
         let element = E::elem_type_native();
         let (mask, mask_type) = mask_arg(self.client, self.mask);
-        let ForwardOutput { out, lse } = self.output;
+        let vector = 16 / O::elem_type_native().size();
         let [scores, probabilities, _, outputs] = self.plan.held();
         // SAFETY: every access of the kernel is guarded by the lengths given here.
         unsafe {
@@ -244,7 +237,7 @@ impl Launch for Call<'_> {
                 k.boxes(tile.block_n, element),
                 v.boxes(tile.block_n, element),
                 mask,
-                BufferArg::from_raw_parts(out.handle.clone(), out.reach() / 8),
+                BufferArg::from_raw_parts(out.handle.clone(), out.reach() / vector),
                 BufferArg::from_raw_parts(lse.handle.clone(), lse.reach()),
                 (shape.batch * shape.num_heads) as u32,
                 shape.num_heads as u32,
@@ -254,11 +247,34 @@ impl Launch for Call<'_> {
                 shape.seqlen_q as u32,
                 shape.seqlen_k as u32,
                 shape.val_dim as u32,
+                self.plan.splits as u32,
                 self.problem.scale * core::f32::consts::LOG2_E,
-                *self.plan,
+                self.plan.compiled(),
                 mask_type,
             );
         }
         Ok(())
+    }
+}
+
+impl Launch for Call<'_> {
+    fn launch<U: MatrixUnit, L: Numeric, E: Float>(&self) -> Result<(), AttentionError> {
+        let ForwardOutput { out, lse } = self.output;
+        if !self.plan.is_split() {
+            return self.walk::<U, L, E>(out, lse);
+        }
+        let workspace = Workspace::new(self.client, self.problem, self.plan);
+        self.walk::<U, L, f32>(&workspace.parts, &workspace.stats)?;
+        workspace.combine::<E>(self.client, self.problem, self.plan, self.output)
+    }
+
+    fn launch_overlapped<E: HalfFloat>(&self) -> Result<(), AttentionError> {
+        let ForwardOutput { out, lse } = self.output;
+        if !self.plan.is_split() {
+            return self.walk_overlapped::<E, E>(out, lse);
+        }
+        let workspace = Workspace::new(self.client, self.problem, self.plan);
+        self.walk_overlapped::<E, f32>(&workspace.parts, &workspace.stats)?;
+        workspace.combine::<E>(self.client, self.problem, self.plan, self.output)
     }
 }

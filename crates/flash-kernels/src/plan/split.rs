@@ -1,6 +1,6 @@
 //! Into how many parts the keys of a query tile are dealt, each to a cube of its own.
 
-use super::{Pass, Plan, UnitKind};
+use super::{Pass, Plan};
 use crate::{AttentionError, AttentionShape, DeviceClass};
 
 /// Fewest keys of a part: a walk over fewer takes no longer than what merging the parts adds, a
@@ -9,9 +9,6 @@ const LEAST_KEYS: usize = 256;
 
 /// Units that a processor runs at the same time where each has 255 registers.
 const UNITS_AT_ONCE: usize = 256;
-
-/// How many times as fast as [`UnitKind::Mma`] a processor is with [`UnitKind::Wgmma`], rounded up.
-const WGMMA_LEAD: usize = 2;
 
 impl Plan {
     /// The plan as kernels are compiled for it: they are the same for every number of parts but one.
@@ -29,11 +26,10 @@ impl Plan {
 
     /// Can the plan's kernel walk so many parts?
     pub(super) fn check_splits(&self) -> Result<(), AttentionError> {
-        let merges = self.pass == Pass::Forward && self.unit != UnitKind::Wgmma;
-        let allowed = match merges {
+        let allowed = match self.pass == Pass::Forward {
             true if self.splits == 0 => "at least 1".to_owned(),
             false if self.splits != 1 => {
-                format!("1: {:?} of {:?} walks all keys", self.unit, self.pass)
+                format!("1: {:?} has no parts", self.pass)
             }
             _ => return Ok(()),
         };
@@ -55,7 +51,7 @@ impl Plan {
     /// processors idle; else as many as run at the same time, of `LEAST_KEYS` each or more.
     pub fn split_for(self, device: &DeviceClass, shape: &AttentionShape) -> Self {
         let tiles = self.query_tiles(shape).max(1);
-        let can = device.few_queries && self.pass == Pass::Forward && self.unit != UnitKind::Wgmma;
+        let can = device.few_queries && self.pass == Pass::Forward;
         let splits = match can && 2 * tiles <= device.processors {
             true => {
                 let cubes = device.processors * self.cubes_at_once(device) / tiles;
@@ -64,14 +60,5 @@ impl Plan {
             false => 1,
         };
         Self { splits, ..self }
-    }
-
-    /// Does a plan that walks all keys in one cube leave so much of `device` idle that a slower unit
-    /// which splits them is faster?
-    pub fn starves(&self, device: &DeviceClass, shape: &AttentionShape) -> bool {
-        let parts =
-            (device.processors / self.query_tiles(shape).max(1)).min(shape.seqlen_k / LEAST_KEYS);
-        let waits = self.pass == Pass::Forward && self.unit == UnitKind::Wgmma;
-        device.few_queries && waits && parts > WGMMA_LEAD
     }
 }

@@ -288,6 +288,40 @@ pub fn piece<E: HalfFloat>(
     out
 }
 
+/// The first of the four neighbouring columns that this unit has of the `part`-th 16.
+#[cube]
+pub fn quad_at(#[comptime] part: usize) -> u32 {
+    let unit = UNIT_POS % 4u32;
+    comptime!(16 * part as u32) + unit % 2u32 * 8u32 + unit / 2u32 * 4u32
+}
+
+/// Four neighbouring columns of this unit's row `r`, in f32, in order, as bits. Neighbouring units
+/// exchange pairs for it: all take part.
+#[cube]
+pub fn quad(
+    acc: &SeenFrag,
+    #[comptime] r: usize,
+    #[comptime] part: usize,
+) -> Vector<u32, Const<4>> {
+    let (left, right) = (
+        acc.cells[comptime!(2 * part)],
+        acc.cells[comptime!(2 * part + 1)],
+    );
+    let odd = UNIT_POS & 1u32 != 0u32;
+    let mut out = Vector::<u32, Const<4>>::empty();
+    #[unroll]
+    for e in 0..2usize {
+        let (x, y) = (
+            left.extract(comptime!(2 * r + e)),
+            right.extract(comptime!(2 * r + e)),
+        );
+        let other = ptx::shuffle_xor(select(odd, x, y), 1u32);
+        out.insert(e, u32::reinterpret(select(odd, other, x)));
+        out.insert(comptime!(2 + e), u32::reinterpret(select(odd, y, other)));
+    }
+    out
+}
+
 /// This unit's two columns of row `r` in the block `n` of 8 columns.
 #[cube]
 fn pair<E: HalfFloat>(

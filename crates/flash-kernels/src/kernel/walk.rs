@@ -1,0 +1,119 @@
+//! What cubes that stay walk, in each round: a query tile and the keys, or the part of them, that it
+//! sees.
+
+use cubecl::prelude::*;
+
+use super::{
+    mask::{KeyRange, Mask},
+    seq::{Schedule, Seq},
+    split::Share,
+};
+use crate::{
+    Causality,
+    plan::{Plan, WARPGROUP_ROWS},
+};
+
+/// What is asked, as far as it is not comptime.
+#[derive(CubeType)]
+pub struct Problem<M: Int> {
+    /// Which query tiles, in which order.
+    pub schedule: Schedule,
+    /// The bool mask.
+    pub mask: ComptimeOption<OwnedTensor<M>>,
+    /// Keys of a head.
+    pub seqlen_k: u32,
+    /// Columns of the output.
+    pub val_dim: u32,
+    /// Parts of the keys of a query tile.
+    pub splits: u32,
+    /// `scale·log2(e)`.
+    pub scale_log2: f32,
+}
+
+/// A query tile and the keys that it sees.
+#[derive(CubeType)]
+pub struct Walk<M: Int> {
+    /// Its place.
+    pub seq: Seq,
+    /// Its place, and which part of its keys.
+    pub share: Share,
+    /// What its queries see.
+    pub mask: Mask<M>,
+    /// Its key tiles, or this cube's part of them.
+    pub range: KeyRange,
+    /// Key tiles after those, which other warpgroups see.
+    pub rest: u32,
+}
+
+#[cube]
+impl<M: Int> Problem<M> {
+    /// The walk of this cube in `round`.
+    pub fn walk(&self, round: u32, #[comptime] plan: Plan) -> Walk<M> {
+        let position = self.schedule.position(round, plan);
+        let share = Share::of_schedule(&self.schedule, position, self.splits, plan);
+        let seq = share.seq;
+        let mask = Mask::<M>::new(
+            self.schedule.seqlen_q,
+            self.seqlen_k,
+            &self.mask,
+            seq.batch,
+            seq.head,
+            comptime!(plan.causality),
+        );
+        let range = mask.k_range(seq.start, comptime!(plan.tile.block_m), plan);
+        let range = busy(share.keys(range, self.splits, plan));
+        let rest = 0u32.runtime();
+        Walk::<M> {
+            seq,
+            share,
+            mask,
+            range,
+            rest,
+        }
+    }
+
+    /// `walk` as far as the rows of `warpgroup` go.
+    pub fn part(&self, round: u32, warpgroup: u32, #[comptime] plan: Plan) -> Walk<M> {
+        let walk = self.walk(round, plan);
+        let end = walk.range.end;
+        let range = if comptime!(plan.causality == Causality::Causal) {
+            let first = walk.seq.start + comptime!(WARPGROUP_ROWS as u32) * warpgroup;
+            let own = walk.mask.k_range(first, WARPGROUP_ROWS, plan);
+            if comptime!(plan.is_split()) {
+                busy(own.within(&walk.range))
+            } else {
+                busy(own)
+            }
+        } else {
+            walk.range
+        };
+        let rest = end - range.end;
+        Walk::<M> {
+            seq: walk.seq,
+            share: walk.share,
+            mask: walk.mask,
+            range,
+            rest,
+        }
+    }
+
+    /// Is there a tile for this cube in `round`?
+    pub fn goes_on(&self, round: u32, #[comptime] plan: Plan) -> bool {
+        let mut len = self.schedule.len(plan);
+        if comptime!(plan.is_split()) {
+            len *= self.splits;
+        }
+        self.schedule.position(round, plan) < len
+    }
+}
+
+/// Queries that see no key at all visit one tile, masked: the pipeline never stands still. So do empty
+/// parts, whose tile is past the last that is seen.
+#[cube]
+fn busy(range: KeyRange) -> KeyRange {
+    KeyRange {
+        begin: range.begin,
+        inner_end: range.inner_end,
+        end: max(range.end, range.begin + 1u32),
+    }
+}
