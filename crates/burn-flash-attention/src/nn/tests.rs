@@ -50,15 +50,13 @@ fn a_record_of_burns_module_loads_and_gives_its_output() {
         .assert_approx_eq::<f32>(&theirs.context.into_data(), Tolerance::default());
 }
 
-/// Where nothing can fuse it, the gradient is the one of the other order.
 #[test]
-fn the_order_of_the_gradient_is_passed_on() {
+fn where_nothing_can_fuse_it_the_gradient_is_the_one_of_the_other_order() {
     let device = Device::flex().autodiff();
     let module = FlashMultiHeadAttentionConfig::new(12, 3).init(&device);
     let x = inputs(&device)[0].clone().require_grad();
     let gradient = |order| {
         let input = FlashMhaInput::self_attn(x.clone()).gradient_order(order);
-        assert_eq!(input.gradient, order);
         let grads = module.forward(input).sum().backward();
         x.grad(&grads).expect("a leaf").into_data()
     };
