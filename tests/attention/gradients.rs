@@ -89,8 +89,8 @@ fn gradient_tensors_with(
 
 /// `Σ d_out ∘ out`, whose gradient with respect to the output is `d_out`.
 ///
-/// bf16 in f32: on Vulkan Burn 0.22.1 multiplies bf16 though the language has no such product, and a
-/// wrong gradient would reach the kernels.
+/// bf16 in f32: on Vulkan Burn 0.22.1 multiplies bf16 though SPIR-V has no such product, so a wrong
+/// gradient may reach the kernels.
 pub fn weighted(problem: &Problem, d_out: &[f64]) -> impl FnOnce(Tensor<4>) -> Tensor<1> {
     let dtype = match problem.dtype {
         Bf16 => F32,
