@@ -6,9 +6,10 @@ use serde_json::{Value, json};
 
 use super::grid::Series;
 use super::memory_args::MemoryArgs;
+use super::note::note;
 use super::outcome::{Origin, Outcome};
 use super::plot::{Curve, Panel};
-use super::table::{align, note};
+use super::table::align;
 
 /// Exponents that count as linear.
 pub const LINEAR: RangeInclusive<f64> = 0.9..=1.1;

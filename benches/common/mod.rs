@@ -17,7 +17,7 @@
 //! | [`worker`] | one child process per series, so that a case can be stopped |
 //! | [`outcome`], [`date`] | the result of one series on one case, and its JSON form |
 //! | [`peers`] | what `anchors/peers.py` printed on the same machine |
-//! | [`table`], [`plot`] | the report |
+//! | [`table`], [`note`], [`plot`] | the report |
 //!
 //! Paths inside are relative (`super::`), so the test binary can include this directory with
 //! `#[path]` and run the unit tests in it.
@@ -32,6 +32,7 @@ pub mod grid;
 pub mod inputs;
 pub mod memory_args;
 pub mod memory_report;
+pub mod note;
 pub mod oracle;
 pub mod outcome;
 pub mod peers;

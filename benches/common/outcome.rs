@@ -164,6 +164,7 @@ impl Outcome {
             object.insert("ms_slowest".into(), json!(timing.slowest * 1e3));
             object.insert("launches_per_batch".into(), json!(timing.launches));
             object.insert("ms_idle_wait".into(), json!(timing.wait * 1e3));
+            object.insert("ms_to_queue".into(), json!(timing.queue * 1e3));
         }
         if let Some(verdict) = self.verdict {
             let agreement = match verdict.agreement {
@@ -209,6 +210,7 @@ impl Outcome {
             slowest: float("ms_slowest") / 1e3,
             launches: whole("launches_per_batch"),
             wait: float("ms_idle_wait") / 1e3,
+            queue: float("ms_to_queue") / 1e3,
         });
         let agreement = match object["agreement"].as_str() {
             Some("agrees") => Some(Agreement::Agrees),
@@ -293,6 +295,7 @@ mod tests {
             slowest: median * 2.0,
             launches: 64,
             wait: 0.25,
+            queue: 0.125,
         }
     }
 

@@ -1,6 +1,7 @@
 //! The report: one Markdown table, and a note for every result that is not plain.
 
 use super::grid::{Case, Pass, Series};
+use super::note::note;
 use super::outcome::{Outcome, Status};
 use super::peers::Peers;
 use super::plot::{Curve, Panel};
@@ -167,34 +168,6 @@ fn ratio(ours: Option<f64>, other: Option<f64>) -> String {
     }
 }
 
-/// What is to be said of a result that is not plain.
-pub fn note(outcome: &Outcome) -> Option<String> {
-    if outcome.status == Status::Ok {
-        return None;
-    }
-    let mut note = outcome.status.name().to_owned();
-    if let Some(verdict) = outcome.verdict {
-        note += &format!(
-            ", error {:.2e} where {:.2e} is allowed, relative {:.1e}, {} rows checked",
-            verdict.error, verdict.tolerance, verdict.relative, verdict.rows
-        );
-    }
-    if let Some(timing) = outcome.timing {
-        note += &format!(", {:.4} ms", timing.median * 1e3);
-    }
-    if let Some(detail) = &outcome.detail {
-        // A panic's message can hold a whole kernel, and an allocation that failed comes with
-        // everything that lacked it.
-        let decides = |line: &&str| Status::of_fault(line) == outcome.status;
-        let lacks_memory = matches!(outcome.status, Status::OutOfMemory | Status::TooBig);
-        let line = detail.lines().find(|line| lacks_memory && decides(line));
-        let detail = line.unwrap_or(detail);
-        let line: String = detail.split_whitespace().collect::<Vec<_>>().join(" ");
-        note += &format!(": {}", line.chars().take(300).collect::<String>());
-    }
-    Some(note)
-}
-
 /// A Markdown table whose columns line up, right-aligned; the first line is its header.
 pub fn align(lines: &[Vec<String>]) -> String {
     let columns = lines[0].len();
@@ -287,6 +260,7 @@ mod tests {
             slowest: seconds,
             launches: 1,
             wait: 0.0,
+            queue: 0.0,
         };
         let verdict = Verdict {
             agreement,

@@ -12,6 +12,8 @@ const BATCHES: usize = 5;
 const BATCH_TO_WAIT: f64 = 50.0;
 /// No batch queues more launches than this, however short they are.
 const MOST_LAUNCHES: usize = 20_000;
+/// The first launches of a batch meet an empty queue, so that none of them waits for the device.
+const UNHINDERED: usize = 16;
 
 /// What a measurement gave. Times are seconds per launch.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,6 +28,8 @@ pub struct Timing {
     pub launches: usize,
     /// One wait on an idle device, in seconds.
     pub wait: f64,
+    /// What the host takes to queue a launch: median of the batches.
+    pub queue: f64,
 }
 
 /// Something whose launches can be queued and waited for.
@@ -55,15 +59,17 @@ pub fn measure(subject: &mut impl Timed, batch: Duration) -> Result<Timing, Stri
     run_batch(subject, 1)?;
     let mut waits = Vec::with_capacity(BATCHES);
     for _ in 0..BATCHES {
-        waits.push(run_batch(subject, 0)?);
+        waits.push(run_batch(subject, 0)?.seconds);
     }
     let wait = median(&mut waits);
     let target = batch.as_secs_f64().max(BATCH_TO_WAIT * wait);
     let launches = launches_for(target, pilot(subject, target)?);
 
-    let mut seconds = Vec::with_capacity(BATCHES);
+    let (mut seconds, mut queues) = (Vec::new(), Vec::new());
     for _ in 0..BATCHES {
-        seconds.push(run_batch(subject, launches)? / launches as f64);
+        let batch = run_batch(subject, launches)?;
+        seconds.push(batch.seconds / launches as f64);
+        queues.push(batch.queue);
     }
     let middle = median(&mut seconds);
     Ok(Timing {
@@ -72,6 +78,7 @@ pub fn measure(subject: &mut impl Timed, batch: Duration) -> Result<Timing, Stri
         slowest: seconds[BATCHES - 1],
         launches,
         wait,
+        queue: median(&mut queues),
     })
 }
 
@@ -79,7 +86,7 @@ pub fn measure(subject: &mut impl Timed, batch: Duration) -> Result<Timing, Stri
 fn pilot(subject: &mut impl Timed, target: f64) -> Result<f64, String> {
     let mut launches = 1;
     loop {
-        let seconds = run_batch(subject, launches)?;
+        let seconds = run_batch(subject, launches)?.seconds;
         if seconds >= target / 8.0 || launches >= MOST_LAUNCHES {
             return Ok(seconds / launches as f64);
         }
@@ -91,13 +98,29 @@ fn launches_for(target: f64, seconds: f64) -> usize {
     ((target / seconds.max(1e-9)).ceil() as usize).clamp(1, MOST_LAUNCHES)
 }
 
-fn run_batch(subject: &mut impl Timed, launches: usize) -> Result<f64, String> {
+/// What a batch took.
+struct Batch {
+    /// All of it, in seconds.
+    seconds: f64,
+    /// Seconds to queue one of its first launches.
+    queue: f64,
+}
+
+fn run_batch(subject: &mut impl Timed, launches: usize) -> Result<Batch, String> {
+    let first = launches.min(UNHINDERED);
     let start = Instant::now();
-    for _ in 0..launches {
+    for _ in 0..first {
+        subject.launch()?;
+    }
+    let queue = start.elapsed().as_secs_f64() / first.max(1) as f64;
+    for _ in first..launches {
         subject.launch()?;
     }
     subject.wait()?;
-    Ok(start.elapsed().as_secs_f64())
+    Ok(Batch {
+        seconds: start.elapsed().as_secs_f64(),
+        queue,
+    })
 }
 
 /// Sorts `values` and gives the middle one.
@@ -156,6 +179,8 @@ mod tests {
         assert!(timing.fastest >= each.as_secs_f64(), "{timing:?}");
         assert!(timing.fastest <= timing.median && timing.median <= timing.slowest);
         assert!(queue.launched > BATCHES * timing.launches);
+        // To queue costs nothing there.
+        assert!(timing.queue < timing.median / 2.0, "{timing:?}");
     }
 
     #[test]

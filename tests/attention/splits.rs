@@ -118,11 +118,7 @@ fn plans(client: &Client, question: &AttentionProblem, splits: usize) -> Vec<Pla
     let shape = &question.shape;
     let align = Alignment(widest(shape.head_dim, 8).min(widest(shape.val_dim, 8)));
     let plan = |wgmma| {
-        let device = DeviceClass {
-            wgmma,
-            few_queries: true,
-            ..device
-        };
+        let device = DeviceClass { wgmma, ..device };
         let plan = select(&device, question, Pass::Forward, align).expect("a plan");
         Plan { splits, ..plan }
     };

@@ -20,7 +20,6 @@ pub const HOPPER: DeviceClass = DeviceClass {
     cmma_bf16: true,
     wgmma: true,
     processors: 132,
-    few_queries: true,
     wide_addresses: true,
 };
 
@@ -29,7 +28,6 @@ pub const AMPERE: DeviceClass = DeviceClass {
     shared_bytes: 163 * 1024,
     wgmma: false,
     processors: 108,
-    few_queries: true,
     ..HOPPER
 };
 
@@ -41,7 +39,6 @@ pub const VULKAN: DeviceClass = DeviceClass {
     max_vector: 4,
     wgmma: false,
     processors: 1,
-    few_queries: true,
     ..HOPPER
 };
 

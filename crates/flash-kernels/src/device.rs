@@ -8,10 +8,6 @@ use cubecl::{
 
 use crate::{FloatKind, Isa};
 
-/// Whether rows for few queries are taken, and keys split. Both pass the tests in software (`Scalar`,
-/// with parts that tests force) and the offline inspection; a run on a GPU is due.
-const FEW_QUERIES_ARE_CONFIRMED: bool = true;
-
 /// What a device can do, as far as the table asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceClass {
@@ -39,8 +35,6 @@ pub struct DeviceClass {
     pub wgmma: bool,
     /// Cubes that can run at the same time if each fills a processor; 1 where it is not known.
     pub processors: usize,
-    /// Rows for few queries are taken, and keys split among cubes: see `FEW_QUERIES_ARE_CONFIRMED`.
-    pub few_queries: bool,
     /// Buffers of more than 2^32 elements can be addressed.
     pub wide_addresses: bool,
 }
@@ -79,7 +73,6 @@ impl DeviceClass {
                 && sm(device) == Some(90)
                 && device.features.tma.contains(Tma::Base),
             processors: hardware.num_streaming_multiprocessors.unwrap_or(1) as usize,
-            few_queries: FEW_QUERIES_ARE_CONFIRMED,
             wide_addresses: device.supports_address(AddressType::U64),
         }
     }

@@ -212,8 +212,7 @@ fn suits(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Ali
     let causality = row.causality.is_none_or(|only| only == problem.causality);
     let recent = device.shared_bytes >= row.least_kb * 1024;
     let queries = (row.min_queries..=row.max_queries).contains(&shape.seqlen_q);
-    let confirmed = row.max_queries == usize::MAX || device.few_queries;
-    unit && isa && sizes && masking && causality && recent && queries && confirmed
+    unit && isa && sizes && masking && causality && recent && queries
 }
 
 fn plan(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Alignment) -> Plan {

@@ -22,7 +22,7 @@ const RUN_SH: &str = include_str!("run.sh");
 #[derive(Args)]
 pub struct Options {
     /// The runtimes to compile in, wgpu besides.
-    #[arg(long, value_delimiter = ',', default_value = "cuda,vulkan")]
+    #[arg(long, value_delimiter = ',', default_value = "cuda,vulkan,persistence")]
     features: Vec<String>,
 }
 

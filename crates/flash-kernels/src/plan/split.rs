@@ -51,7 +51,7 @@ impl Plan {
     /// processors idle; else as many as run at the same time, of `LEAST_KEYS` each or more.
     pub fn split_for(self, device: &DeviceClass, shape: &AttentionShape) -> Self {
         let tiles = self.query_tiles(shape).max(1);
-        let can = device.few_queries && self.pass == Pass::Forward;
+        let can = self.pass == Pass::Forward;
         let splits = match can && 2 * tiles <= device.processors {
             true => {
                 let cubes = device.processors * self.cubes_at_once(device) / tiles;
