@@ -82,7 +82,7 @@ pub fn loads(plan: &Plan) -> usize {
         Pass::Dkv | Pass::Fused => (owned(head) + owned(val), 2 * (walked(head) + walked(val))),
     };
     match plan.queries {
-        QueryOperand::Resident => owned + steps(plan) * walked,
+        QueryOperand::Resident | QueryOperand::Lent => owned + steps(plan) * walked,
         QueryOperand::Reread => steps(plan) * (owned + walked),
     }
 }

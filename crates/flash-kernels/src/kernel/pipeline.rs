@@ -14,7 +14,8 @@ use crate::plan::{CopyKind, Plan, ValueBuffer};
 /// Under `CopyKind::Async` there are two stages: `Self::first` waits for this step's tiles and
 /// sends off the next one's. Under `CopyKind::Vector` there is one and the loads are made when
 /// the tile is asked for. Under `CopyKind::Ahead` there is one, `Self::first` loads the next step's
-/// tiles into registers and `Self::release` moves them on. Under `ValueBuffer::OfKeys` the two share a buffer.
+/// tiles into registers and `Self::release` moves them on. Under `ValueBuffer::OfKeys` the two share
+/// a buffer, under `QueryOperand::Lent` they have those of the owned tiles.
 #[derive(CubeType)]
 pub struct Pipeline<U: MatrixUnit> {
     one: Shared<[Vector<U::Stage, U::Width>]>,
@@ -46,6 +47,36 @@ impl<U: MatrixUnit> Pipeline<U> {
         } else {
             one.clone()
         };
+        Pipeline::<U>::over(one, two, one_rows, two_rows, one_cols, two_cols, plan)
+    }
+
+    /// As `new`, in the memory of the owned tiles if those lend it, of as many columns each.
+    pub fn beside(
+        own_one: &SharedTile<U::Stage, U::Width>,
+        own_two: &SharedTile<U::Stage, U::Width>,
+        one_rows: Rows,
+        two_rows: Rows,
+        #[comptime] one_cols: usize,
+        #[comptime] two_cols: usize,
+        #[comptime] plan: Plan,
+    ) -> Pipeline<U> {
+        if comptime!(plan.lends()) {
+            let (one, two) = (own_one.data.clone(), own_two.data.clone());
+            Pipeline::<U>::over(one, two, one_rows, two_rows, one_cols, two_cols, plan)
+        } else {
+            Pipeline::<U>::new(one_rows, two_rows, one_cols, two_cols, plan)
+        }
+    }
+
+    fn over(
+        one: Shared<[Vector<U::Stage, U::Width>]>,
+        two: Shared<[Vector<U::Stage, U::Width>]>,
+        one_rows: Rows,
+        two_rows: Rows,
+        #[comptime] one_cols: usize,
+        #[comptime] two_cols: usize,
+        #[comptime] plan: Plan,
+    ) -> Pipeline<U> {
         Pipeline::<U> {
             one,
             two,

@@ -175,6 +175,15 @@ pub fn own<U: MatrixUnit, L: Numeric, W: Size>(
     tile
 }
 
+/// All units have the tiles of `own` in registers, if those lend their memory.
+#[cube]
+pub fn own_taken(#[comptime] plan: Plan) {
+    if comptime!(plan.lends()) {
+        // A unit may still be reading what the first walked tiles overwrite.
+        sync_cube();
+    }
+}
+
 /// Makes the tiles of `own` visible to the cube, while the first step's may still travel.
 #[cube]
 pub fn own_wait(#[comptime] plan: Plan) {

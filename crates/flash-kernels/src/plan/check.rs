@@ -1,6 +1,6 @@
 //! What a plan needs of a device.
 
-use super::{Isa, Pass, Plan, Reduction, UnitKind};
+use super::{Isa, Pass, Plan, Reduction, UnitKind, ValueBuffer};
 use crate::{AttentionError, DeviceClass};
 
 impl Plan {
@@ -87,6 +87,20 @@ impl Plan {
                 "wgmma of sm_90, steps of 16 bytes and rows that are apart",
             ));
         }
+        self.check_lent()?;
         self.check_splits()
+    }
+    /// Memory is lent by two tiles, whose operands are in registers, to two that are no larger.
+    fn check_lent(&self) -> Result<(), AttentionError> {
+        let kept = self.unit == UnitKind::Cmma && self.pass != Pass::Forward;
+        let fits = self.values == ValueBuffer::Own && self.tile.block_n <= self.tile.block_m;
+        if !self.lends() || kept && fits {
+            return Ok(());
+        }
+        Err(AttentionError::new(
+            "query operand",
+            format!("Lent for {:?} of {:?}", self.pass, self.unit),
+            "Lent for a gradient by Cmma whose two walked tiles are no larger than the owned ones",
+        ))
     }
 }

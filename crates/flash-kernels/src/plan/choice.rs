@@ -63,11 +63,14 @@ pub enum ValueBuffer {
     OfKeys,
 }
 
-/// Where the query operand is during the walk over the keys.
+/// Where the owned operands (Q; Q and dO; K and V) are during the walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum QueryOperand {
     /// In registers.
     Resident,
+    /// In registers, and what is walked lies where it was: half the shared memory, a barrier more at
+    /// the start.
+    Lent,
     /// In shared memory, read again in each step: registers go to the accumulators.
     Reread,
 }

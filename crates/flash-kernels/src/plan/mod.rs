@@ -50,7 +50,7 @@ pub struct Plan {
     pub load_width: usize,
     /// Elements of one global store.
     pub store_width: usize,
-    /// Where the query operand is.
+    /// Where the owned operands are.
     pub queries: QueryOperand,
     /// Reduction over a row.
     pub reduction: Reduction,
@@ -135,6 +135,11 @@ impl Plan {
             }
             _ => 1,
         }
+    }
+
+    /// Do the walked tiles lie where the owned ones were?
+    pub const fn lends(&self) -> bool {
+        matches!(self.queries, QueryOperand::Lent)
     }
 
     /// Warpgroups that multiply, beside the one that copies.
@@ -270,9 +275,12 @@ impl Plan {
 
     /// `shared_bytes` without barriers, for so many stages of the owned buffers and of the walked.
     const fn bytes_with(&self, owned_stages: usize, stages: usize) -> usize {
-        let stages = stages * self.stage_len();
-        let operands = (owned_stages * self.owned_total() + stages) * self.stage_bytes;
-        operands + self.stats_len() * 8 + self.scratch_bytes() + self.fused_bytes()
+        let (owned, walked) = (owned_stages * self.owned_total(), stages * self.stage_len());
+        let elems = match self.queries {
+            QueryOperand::Lent => max(owned, walked),
+            QueryOperand::Resident | QueryOperand::Reread => owned + walked,
+        };
+        elems * self.stage_bytes + self.stats_len() * 8 + self.scratch_bytes() + self.fused_bytes()
     }
 
     /// Elements of the probabilities in [`UnitKind::Scalar`]'s scratch.

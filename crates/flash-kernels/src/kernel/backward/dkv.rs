@@ -10,7 +10,7 @@ use crate::{
         rows::{Rows, group_size},
         score,
         seq::{Seq, position},
-        tile::{own, own_wait},
+        tile::{own, own_taken, own_wait},
         unit::{MatrixUnit, Right, ptx, right_of},
     },
     plan::{CopyKind, Plan},
@@ -53,7 +53,9 @@ pub fn dkv<U: MatrixUnit, L: Numeric, E: Float, M: Int, W: Size, O: Size>(
         let k_tile = own::<U, L, W>(k, &k_rows, key_start, head_pad, plan);
         let v_tile = own::<U, L, W>(v, &v_rows, key_start, val_pad, plan);
         let pairs = Shared::<[Vector<f32, Const<2>>]>::new_slice(comptime!(plan.stats_len()));
-        let stages = Pipeline::<U>::new(
+        let stages = Pipeline::<U>::beside(
+            &k_tile,
+            &v_tile,
             Rows::of(q, seq.batch, seq.head * group),
             Rows::of(d_out, seq.batch, seq.head * group),
             head_pad,
@@ -63,6 +65,7 @@ pub fn dkv<U: MatrixUnit, L: Numeric, E: Float, M: Int, W: Size, O: Size>(
         own_wait_all(plan);
         let a = U::left(&k_tile, head_pad, plan);
         let b = U::left(&v_tile, val_pad, plan);
+        own_taken(plan);
         let mut dk = U::zero(head_pad, plan);
         let mut dv = U::zero(val_pad, plan);
         for member in 0..group {
