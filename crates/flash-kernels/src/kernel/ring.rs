@@ -67,9 +67,10 @@ impl Rings {
         let keys = ring(queries.end(), queries.barriers_end(), walked, steps, head);
         let values = ring(keys.end(), keys.barriers_end(), walked, steps, val);
         if UNIT_POS == 0u32 {
-            queries.init(1u32, plan);
-            keys.init(1u32, plan);
-            values.init(1u32, plan);
+            let readers = comptime!(4 * plan.consumers() as u32);
+            queries.init(1u32, readers);
+            keys.init(1u32, readers);
+            values.init(1u32, readers);
             hopper::barrier_fence();
         }
         // The barriers were made by one unit, and all units wait at them.
@@ -95,10 +96,12 @@ pub struct GradientRings {
     pub head: Ring,
     /// Tiles of V or dO.
     pub val: Ring,
-    /// Gradients of scores, queries by keys, that both warpgroups multiply: [`Pass::Fused`] alone.
+    /// What warpgroups exchange. [`Pass::Fused`]: gradients of scores, queries by keys, that all
+    /// multiply. Where a plan [divides](Plan::is_divided) the products: probabilities of the first, in
+    /// the order of the registers.
     ///
     /// [`Pass::Fused`]: crate::plan::Pass::Fused
-    pub ds: Ring,
+    pub exchange: Ring,
     /// Address of what is added to dq, likewise: a piece of each warpgroup.
     pub addend: u32,
 }
@@ -128,16 +131,19 @@ impl GradientRings {
         );
         let head = ring(own_val.end(), own_val.barriers_end(), stages, steps, cols);
         let val = ring(head.end(), head.barriers_end(), stages, steps, val_cols);
-        let shared = comptime!(plan.ds_stages() as u32);
-        let ds = ring(val.end(), val.barriers_end(), shared, steps, rows);
+        let exchanged = comptime!(plan.exchange_stages() as u32);
+        let exchange = ring(val.end(), val.barriers_end(), exchanged, steps, rows);
         if UNIT_POS == 0u32 {
-            own_head.init(1u32, plan);
-            own_val.init(1u32, plan);
+            let planes = comptime!(4 * plan.consumers() as u32);
+            // Of a divided plan the first warpgroup writes what the second reads, and who has read
+            // that is through with the first one's tile of Q and its statistics too.
+            let one = comptime!(if plan.is_divided() { 4 } else { planes });
+            own_head.init(1u32, planes);
+            own_val.init(1u32, planes);
             // With a tile of Q, a plane brings the statistics of its rows.
-            head.init(comptime!(1 + u32::from(plan.stats_len() > 0)), plan);
-            val.init(1u32, plan);
-            // All planes that multiply write a part.
-            ds.init(comptime!(4 * plan.consumers() as u32), plan);
+            head.init(comptime!(1 + u32::from(plan.stats_len() > 0)), one);
+            val.init(1u32, planes);
+            exchange.init(one, one);
             hopper::barrier_fence();
         }
         // The barriers were made by one unit, and all units wait at them.
@@ -147,8 +153,8 @@ impl GradientRings {
             own_val,
             head,
             val,
-            ds,
-            addend: ds.end(),
+            exchange,
+            addend: exchange.end(),
         }
     }
 }
@@ -199,13 +205,12 @@ impl Ring {
         self.barriers + comptime!(16 * self.stages)
     }
 
-    /// Makes the barriers, the full ones for so many `sources` of a tile.
-    fn init(&self, #[comptime] sources: u32, #[comptime] plan: Plan) {
+    /// Makes the barriers: the full ones for so many `sources` of a tile, the empty ones for so many
+    /// planes that read it.
+    fn init(&self, #[comptime] sources: u32, #[comptime] readers: u32) {
         #[unroll]
         for stage in 0..comptime!(self.stages) {
             hopper::barrier_init(self.barriers + comptime!(8 * stage), sources);
-            // One arrival of each plane that multiplies.
-            let readers = comptime!(4 * plan.consumers() as u32);
             hopper::barrier_init(
                 self.barriers + comptime!(8 * (self.stages + stage)),
                 readers,
@@ -252,14 +257,18 @@ impl Ring {
         hopper::barrier_arrive(self.full(at));
     }
 
-    /// Makes what is not finite in tile `at` finite, in shared memory. The units that multiply
-    /// share the work, and all of them must have read the tile as it was; it is visible to their
-    /// products on return. They are synchronised twice.
+    /// Makes what is not finite in tile `at` finite, in shared memory. The units that multiply, of a
+    /// divided plan those of the second warpgroup, share the work, and all of them must have read the
+    /// tile as it was; it is visible to their products on return. They are synchronised twice.
     pub fn make_finite<E: HalfFloat>(&self, at: u32, #[comptime] plan: Plan) {
-        let units = comptime!(plan.consumers() as u32 * 128);
+        // Units that share the work, and bytes that those before them would do.
+        let (units, before) = comptime!(match plan.is_divided() {
+            true => (128, 16 * 128),
+            false => (plan.consumers() as u32 * 128, 0),
+        });
         // A plane that is ahead must not change what another still multiplies.
         hopper::consumer_barrier(units);
-        let first = self.tile(at) + 16u32 * UNIT_POS;
+        let first = self.tile(at) + 16u32 * UNIT_POS - before;
         #[unroll]
         for i in 0..comptime!(boxes(self.cols) * box_bytes(self.rows) / 16 / units) {
             let word = first + comptime!(16 * units * i);

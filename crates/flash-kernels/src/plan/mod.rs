@@ -85,11 +85,18 @@ pub const WARPGROUP_ROWS: usize = 64;
 const SM90_SHARED_BYTES: usize = 227 * 1024;
 
 impl Plan {
-    /// Stages of the K/V pipeline. Boxes of the forward pass travel into four where those fit.
+    /// Stages of the K/V pipeline. Boxes of the forward pass travel into four where those fit, those of
+    /// a divided one into three.
     pub const fn stages(&self) -> usize {
         match (self.copy, self.pass) {
             (CopyKind::Vector | CopyKind::Ahead, _) => 1,
             (CopyKind::Boxes, Pass::Forward) if self.bytes_with(2, 4) <= SM90_SHARED_BYTES => 4,
+            // A step is over only when both warpgroups are done with its tiles.
+            (CopyKind::Boxes, _)
+                if self.is_divided() && self.bytes_with(1, 3) <= SM90_SHARED_BYTES =>
+            {
+                3
+            }
             (CopyKind::Async | CopyKind::Boxes, _) => 2,
         }
     }
@@ -137,9 +144,20 @@ impl Plan {
         }
     }
 
+    /// Do two warpgroups have the same 64 keys, and divide the products among them? One has the scores
+    /// and dv, the other dk: what one has no registers for together.
+    pub const fn is_divided(&self) -> bool {
+        matches!((self.pass, self.unit), (Pass::Dkv, UnitKind::Wgmma))
+            && self.tile.block_m == WARPGROUP_ROWS
+    }
+
     /// Warpgroups that multiply, beside the one that copies.
     pub const fn consumers(&self) -> usize {
-        self.tile.block_m / WARPGROUP_ROWS
+        if self.is_divided() {
+            2
+        } else {
+            self.tile.block_m / WARPGROUP_ROWS
+        }
     }
 
     /// Owned buffers: Q; Q and dO; K and V.
@@ -150,10 +168,12 @@ impl Plan {
         }
     }
 
-    /// Tiles of gradients of scores in shared memory, where warpgroups multiply each other's.
-    pub const fn ds_stages(&self) -> usize {
+    /// Tiles in shared memory of what warpgroups exchange: gradients of scores, where each multiplies
+    /// those of all, or probabilities.
+    pub const fn exchange_stages(&self) -> usize {
         match self.pass {
             Pass::Fused => 2,
+            Pass::Dkv if self.is_divided() => 2,
             Pass::Forward | Pass::Dq | Pass::Dkv => 0,
         }
     }
@@ -168,15 +188,14 @@ impl Plan {
         self.tile.block_n / WARPGROUP_ROWS * self.head_boxes()
     }
 
-    /// Bytes that [`Pass::Fused`] needs besides: `ds_stages`, and a tile of dq in f32.
-    const fn fused_bytes(&self) -> usize {
-        match self.pass {
-            Pass::Fused => {
-                let ds = self.tile.block_m * self.tile.block_n * self.stage_bytes;
-                self.ds_stages() * ds + 4 * self.pieces() * WARPGROUP_ROWS * BOX_COLS
-            }
+    /// Bytes of `exchange_stages` and, of [`Pass::Fused`], of a tile of dq in f32.
+    const fn exchange_bytes(&self) -> usize {
+        let tile = self.tile.block_m * self.tile.block_n * self.stage_bytes;
+        let addend = match self.pass {
+            Pass::Fused => 4 * self.pieces() * WARPGROUP_ROWS * BOX_COLS,
             Pass::Forward | Pass::Dq | Pass::Dkv => 0,
-        }
+        };
+        self.exchange_stages() * tile + addend
     }
 
     /// Barriers in shared memory by which [`CopyKind::Boxes`] tells that a stage is full or empty.
@@ -184,7 +203,7 @@ impl Plan {
         match self.copy {
             CopyKind::Boxes => {
                 let owned = self.owned_buffers() * self.owned_stages();
-                2 * (owned + 2 * self.stages() + self.ds_stages())
+                2 * (owned + 2 * self.stages() + self.exchange_stages())
             }
             _ => 0,
         }
@@ -255,11 +274,20 @@ impl Plan {
         }
     }
 
-    /// (log-sum-exp, delta) pairs of the walked queries in shared memory, two stages.
+    /// Stages of the statistics of the walked queries: two, or those of a divided walk's tiles.
+    pub const fn stats_stages(&self) -> usize {
+        if self.is_divided() { self.stages() } else { 2 }
+    }
+
+    /// (log-sum-exp, delta) pairs of the walked queries in shared memory.
     pub const fn stats_len(&self) -> usize {
+        self.stats_in(self.stats_stages())
+    }
+
+    const fn stats_in(&self, stages: usize) -> usize {
         match self.pass {
             Pass::Forward | Pass::Dq => 0,
-            Pass::Dkv | Pass::Fused => 2 * self.tile.block_n,
+            Pass::Dkv | Pass::Fused => stages * self.tile.block_n,
         }
     }
 
@@ -270,9 +298,10 @@ impl Plan {
 
     /// `shared_bytes` without barriers, for so many stages of the owned buffers and of the walked.
     const fn bytes_with(&self, owned_stages: usize, stages: usize) -> usize {
+        let stats = self.stats_in(if self.is_divided() { stages } else { 2 });
         let stages = stages * self.stage_len();
         let operands = (owned_stages * self.owned_total() + stages) * self.stage_bytes;
-        operands + self.stats_len() * 8 + self.scratch_bytes() + self.fused_bytes()
+        operands + stats * 8 + self.scratch_bytes() + self.exchange_bytes()
     }
 
     /// Elements of the probabilities in [`UnitKind::Scalar`]'s scratch.

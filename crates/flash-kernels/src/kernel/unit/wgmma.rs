@@ -216,6 +216,44 @@ pub fn store_transposed<P: Size>(packed: Vector<u32, P>, address: u32, #[comptim
     }
 }
 
+/// Writes a left operand `[64, cols]` to `address` of shared memory, 16 bytes of each unit after the
+/// other's, for `load_packed` of another warpgroup.
+#[cube]
+pub fn store_packed<P: Size>(packed: Vector<u32, P>, address: u32, #[comptime] cols: usize) {
+    let first = address + UNIT_POS % 128u32 * 16u32;
+    #[unroll]
+    for i in 0..comptime!(cols / 16) {
+        let mut words = Vector::<u32, Const<4>>::empty();
+        #[unroll]
+        for e in 0..4usize {
+            words.insert(e, packed.extract(comptime!(4 * i + e)));
+        }
+        hopper::store_words(first + comptime!((i * 2048) as u32), words);
+    }
+}
+
+/// The product of `cols` columns that the unit in this one's place wrote by `store_packed`.
+#[cube]
+pub fn load_packed<E: HalfFloat>(address: u32, #[comptime] cols: usize) -> SeenFrag {
+    let first = address + UNIT_POS % 128u32 * 16u32;
+    let mut frag = fragment(cols);
+    #[unroll]
+    for i in 0..comptime!(cols / 16) {
+        let words = hopper::load_words(first + comptime!((i * 2048) as u32));
+        let values = Vector::<f32, Const<8>>::cast_from(Vector::<E, Const<8>>::reinterpret(words));
+        #[unroll]
+        for n in 0..2usize {
+            let mut cell = Vector::<f32, Const<4>>::empty();
+            #[unroll]
+            for e in 0..4usize {
+                cell.insert(e, values.extract(comptime!(4 * n + e)));
+            }
+            frag.cells[comptime!(2 * i + n)] = cell;
+        }
+    }
+    frag
+}
+
 /// Bytes of a plane's part of a piece of f32.
 pub const PLANE_BYTES: u32 = (PIECE * PIECE) as u32;
 
