@@ -132,6 +132,24 @@ fn two_warpgroups_divide_what_one_cannot_hold() {
     assert_eq!(single.plan(&HOPPER).expect("a plan").unit, UnitKind::Scalar);
 }
 
+/// The sum over the keys of a step runs in the next one, when two more tiles of keys are wanted.
+#[rstest]
+#[case(64, 2)]
+#[case(128, 2)]
+#[case(192, 2)]
+#[case(256, 1)]
+fn dq_has_three_stages_for_keys(#[case] head_dim: usize, #[case] of_values: usize) {
+    let ask = Ask {
+        pass: Pass::Dq,
+        ..Ask::new(FloatKind::F16, head_dim)
+    };
+    let plan = ask.plan(&HOPPER).expect("a plan");
+    assert_eq!(plan.unit, UnitKind::Wgmma);
+    assert_eq!((plan.head_stages(), plan.stages()), (3, of_values));
+    let barriers = 2 * (2 + 3 + of_values);
+    assert_eq!(plan.barriers(), barriers);
+}
+
 /// Only dkv of 64 keys is divided: other tiles of 64 rows leave a warpgroup without work.
 #[test]
 fn no_other_pass_takes_64_rows() {

@@ -120,7 +120,7 @@ impl GradientRings {
         let barrier = address::<u64>(unsafe { states.as_ptr_unchecked() });
         let (rows, steps) = comptime!((plan.tile.block_m as u32, plan.tile.block_n as u32));
         let (cols, val_cols) = comptime!((plan.tile.head_pad as u32, plan.tile.val_pad as u32));
-        let stages = comptime!(plan.stages() as u32);
+        let (head_stages, stages) = comptime!((plan.head_stages() as u32, plan.stages() as u32));
         let own_head = ring(data, barrier, 1u32, rows, cols);
         let own_val = ring(
             own_head.end(),
@@ -129,7 +129,13 @@ impl GradientRings {
             rows,
             val_cols,
         );
-        let head = ring(own_val.end(), own_val.barriers_end(), stages, steps, cols);
+        let head = ring(
+            own_val.end(),
+            own_val.barriers_end(),
+            head_stages,
+            steps,
+            cols,
+        );
         let val = ring(head.end(), head.barriers_end(), stages, steps, val_cols);
         let exchanged = comptime!(plan.exchange_stages() as u32);
         let exchange = ring(val.end(), val.barriers_end(), exchanged, steps, rows);

@@ -90,15 +90,28 @@ impl Plan {
     pub const fn stages(&self) -> usize {
         match (self.copy, self.pass) {
             (CopyKind::Vector | CopyKind::Ahead, _) => 1,
-            (CopyKind::Boxes, Pass::Forward) if self.bytes_with(2, 4) <= SM90_SHARED_BYTES => 4,
+            (CopyKind::Boxes, Pass::Forward) if self.fits(2, 4, 4) => 4,
+            // V is left a step before K: what is scarce goes to `head_stages`.
+            (CopyKind::Boxes, Pass::Dq) if !self.fits(1, 3, 2) => 1,
             // A step is over only when both warpgroups are done with its tiles.
-            (CopyKind::Boxes, _)
-                if self.is_divided() && self.bytes_with(1, 3) <= SM90_SHARED_BYTES =>
-            {
-                3
-            }
+            (CopyKind::Boxes, _) if self.is_divided() && self.fits(1, 3, 3) => 3,
             (CopyKind::Async | CopyKind::Boxes, _) => 2,
         }
+    }
+
+    /// Stages of the walked tiles of `head_dim` columns: `stages`, and one more where the sum of a step
+    /// needs its keys until the next: with two, a warpgroup would wait for keys that can be asked for
+    /// only when the other is through with that sum.
+    pub const fn head_stages(&self) -> usize {
+        match (self.copy, self.pass) {
+            (CopyKind::Boxes, Pass::Dq) => 3,
+            _ => self.stages(),
+        }
+    }
+
+    /// Do so many stages of the owned buffers, of K and of V fit a cube of sm_90?
+    const fn fits(&self, owned_stages: usize, head_stages: usize, val_stages: usize) -> bool {
+        self.bytes_with(owned_stages, head_stages, val_stages) <= SM90_SHARED_BYTES
     }
 
     /// Key tiles that the last warpgroup of a query tile may see after the last of the first one.
@@ -135,9 +148,7 @@ impl Plan {
     /// one is computed, and both fit.
     pub const fn owned_stages(&self) -> usize {
         match (self.copy, self.pass) {
-            (CopyKind::Boxes, Pass::Forward)
-                if self.bytes_with(2, self.stages()) <= SM90_SHARED_BYTES =>
-            {
+            (CopyKind::Boxes, Pass::Forward) if self.fits(2, self.head_stages(), self.stages()) => {
                 2
             }
             _ => 1,
@@ -203,7 +214,7 @@ impl Plan {
         match self.copy {
             CopyKind::Boxes => {
                 let owned = self.owned_buffers() * self.owned_stages();
-                2 * (owned + 2 * self.stages() + self.exchange_stages())
+                2 * (owned + self.head_stages() + self.stages() + self.exchange_stages())
             }
             _ => 0,
         }
@@ -250,13 +261,12 @@ impl Plan {
         self.tile.block_n * self.row_stride(cols)
     }
 
-    /// Elements of both walked buffers, or of the one they share, in one stage.
-    const fn stage_len(&self) -> usize {
+    /// Elements of both walked buffers, or of the one they share, in so many stages.
+    const fn walked_total(&self, head_stages: usize, val_stages: usize) -> usize {
+        let head = head_stages * self.walked_len(self.tile.head_pad);
         match self.values {
-            ValueBuffer::Own => {
-                self.walked_len(self.tile.head_pad) + self.walked_len(self.tile.val_pad)
-            }
-            ValueBuffer::OfKeys => self.walked_len(self.tile.head_pad),
+            ValueBuffer::Own => head + val_stages * self.walked_len(self.tile.val_pad),
+            ValueBuffer::OfKeys => head,
         }
     }
 
@@ -293,14 +303,15 @@ impl Plan {
 
     /// Shared memory of a cube in bytes: operands, then what the unit needs for itself.
     pub const fn shared_bytes(&self) -> usize {
-        self.bytes_with(self.owned_stages(), self.stages()) + 8 * self.barriers()
+        self.bytes_with(self.owned_stages(), self.head_stages(), self.stages())
+            + 8 * self.barriers()
     }
 
     /// `shared_bytes` without barriers, for so many stages of the owned buffers and of the walked.
-    const fn bytes_with(&self, owned_stages: usize, stages: usize) -> usize {
-        let stats = self.stats_in(if self.is_divided() { stages } else { 2 });
-        let stages = stages * self.stage_len();
-        let operands = (owned_stages * self.owned_total() + stages) * self.stage_bytes;
+    const fn bytes_with(&self, owned: usize, head_stages: usize, val_stages: usize) -> usize {
+        let stats = self.stats_in(if self.is_divided() { head_stages } else { 2 });
+        let walked = self.walked_total(head_stages, val_stages);
+        let operands = (owned * self.owned_total() + walked) * self.stage_bytes;
         operands + stats * 8 + self.scratch_bytes() + self.exchange_bytes()
     }
 
