@@ -10,7 +10,7 @@ use flash_reference::rounding::Dtype::{self, Bf16, F16};
 use rstest::rstest;
 
 use crate::codegen::plans::{AMPERE, Ask, HOPPER};
-use crate::gradients::{assert_right, check, gradients_on, random_d_out, weighted};
+use crate::gradients::{Three, assert_right, check, gradients_on, random_d_out, weighted};
 use crate::problem::Problem;
 use crate::runtime;
 use crate::support::dims;
@@ -54,6 +54,11 @@ fn takes_a_mask(
     check(&problem.random_mask(shape, 0.4));
 }
 
+fn run(problem: &Problem) -> Three {
+    let device = runtime::device().autodiff();
+    gradients_on(&device, problem, weighted(problem, &random_d_out(problem)))
+}
+
 /// A query that sees nothing: what multiplies it is 0, and must stay 0.
 #[rstest]
 fn masked_queries_may_hold_nan(#[values(192, 256)] head_dim: usize) {
@@ -69,10 +74,25 @@ fn masked_queries_may_hold_nan(#[values(192, 256)] head_dim: usize) {
         let row = (head * 150 + 20) * head_dim;
         problem.q[row..row + head_dim].fill(f64::NAN);
     }
-    let device = runtime::device().autodiff();
-    let d_out = random_d_out(&problem);
-    let got = gradients_on(&device, &problem, weighted(&problem, &d_out));
-    assert_eq!(got[1..], clean[1..]);
+    assert_eq!(run(&problem)[1..], clean[1..]);
+}
+
+/// Neither dq nor the other gradients depend on what a masked key holds.
+#[rstest]
+fn masked_keys_may_hold_nan(#[values(192, 256)] head_dim: usize) {
+    let problem = Problem::random(F16, dims(1, 2, 150, 200, head_dim)).causal();
+    let mut problem = problem.mask([1, 1, 1, 200], |[.., j]| j == 120);
+    let Some(clean) = check(&problem) else {
+        return;
+    };
+    if !runtime::has_kernels() {
+        return;
+    }
+    for head in 0..2 {
+        let row = (head * 200 + 120) * head_dim;
+        problem.k[row..row + head_dim].fill(f64::NAN);
+    }
+    assert_eq!(run(&problem), clean);
 }
 
 #[rstest]
@@ -81,13 +101,10 @@ fn fifty_runs_are_bit_equal(#[values(192, 256)] head_dim: usize) {
     if problem.is_refused() || !runtime::has_kernels() {
         return;
     }
-    let d_out = random_d_out(&problem);
-    let device = runtime::device().autodiff();
-    let run = || gradients_on(&device, &problem, weighted(&problem, &d_out));
-    let first = run();
-    assert_right(&problem, &d_out, &first);
+    let first = run(&problem);
+    assert_right(&problem, &random_d_out(&problem), &first);
     for again in 1..50 {
-        assert_eq!(run(), first, "run {again}");
+        assert_eq!(run(&problem), first, "run {again}");
     }
 }
 

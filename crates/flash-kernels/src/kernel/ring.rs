@@ -263,18 +263,27 @@ impl Ring {
         hopper::barrier_arrive(self.full(at));
     }
 
-    /// Makes what is not finite in tile `at` finite, in shared memory. The units that multiply, of a
-    /// divided plan those of the second warpgroup, share the work, and all of them must have read the
-    /// tile as it was; it is visible to their products on return. They are synchronised twice.
+    /// Makes what is not finite in tile `at` finite, in shared memory. The units that multiply
+    /// share the work, and all of them must have read the tile as it was; it is visible to their
+    /// products on return. They are synchronised twice.
     pub fn make_finite<E: HalfFloat>(&self, at: u32, #[comptime] plan: Plan) {
-        // Units that share the work, and bytes that those before them would do.
-        let (units, before) = comptime!(match plan.is_divided() {
-            true => (128, 16 * 128),
-            false => (plan.consumers() as u32 * 128, 0),
-        });
+        let units = comptime!(plan.consumers() as u32 * 128);
         // A plane that is ahead must not change what another still multiplies.
         hopper::consumer_barrier(units);
-        let first = self.tile(at) + 16u32 * UNIT_POS - before;
+        self.clamp::<E>(at, units);
+    }
+
+    /// `make_finite` by the units of the first warpgroup, if one of them finds the tile `suspect`: not
+    /// 0. Else they are synchronised once. The second one sees the tile by the next barrier between
+    /// them.
+    pub fn make_finite_if<E: HalfFloat>(&self, at: u32, suspect: u32) {
+        if hopper::any_consumer(suspect, 128u32) {
+            self.clamp::<E>(at, 128u32);
+        }
+    }
+
+    fn clamp<E: HalfFloat>(&self, at: u32, #[comptime] units: u32) {
+        let first = self.tile(at) + 16u32 * UNIT_POS;
         #[unroll]
         for i in 0..comptime!(boxes(self.cols) * box_bytes(self.rows) / 16 / units) {
             let word = first + comptime!(16 * units * i);

@@ -49,10 +49,15 @@ pub(super) fn sum_values<E: HalfFloat, M: Int, S: Size, P: Size, B: Size>(
         let mask = problem.mask_of(seq.batch, head, plan);
         #[unroll]
         for phase in 0..2u32 {
+            let masked = comptime!(phase == 0);
             let (from, to) = query_phase(range.begin, range.inner_begin, range.end, phase);
             for step in from..to {
+                if masked {
+                    // For the other warpgroup, which has it from here only with the probabilities.
+                    rings.head.make_finite_if::<E>(at, wgmma::suspect(&s));
+                }
                 probabilities::<E>(&mut s, pairs, at, problem.scale_log2, plan);
-                if comptime!(phase == 0) {
+                if masked {
                     let queries = step * comptime!(block_n as u32);
                     let zero = f32::new(0.0);
                     mask.hide_transposed::<Seen<E>>(&mut s, queries, seq.start, zero, plan);
@@ -104,10 +109,6 @@ pub(super) fn sum_keys<E: HalfFloat, M: Int, S: Size, P: Size, A: Size>(
                 rings.head.await_full(at);
                 let p = take::<E>(rings, at, plan);
                 gradients::<E>(&mut dp, &p, pairs, at, masked, plan);
-                if masked {
-                    // The first warpgroup, whose probabilities are here, has multiplied it.
-                    rings.head.make_finite::<E>(at, plan);
-                }
                 let ds = wgmma::packed::<E, P>(&dp);
                 let queries = rings.head.tile(at);
                 let sum = wgmma::start_accumulate::<E, A, P>(&dk, ds, queries, head_pad, plan);

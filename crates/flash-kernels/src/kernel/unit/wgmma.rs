@@ -177,6 +177,24 @@ fn registers<N: Size>(frag: &SeenFrag) -> Vector<f32, N> {
     out
 }
 
+/// Not 0 if this unit has something of the product that is not finite. Where a row of an operand holds
+/// such a thing, all that it takes part in is of that kind: what all units find finite comes from
+/// finite operands.
+#[cube]
+pub fn suspect(frag: &SeenFrag) -> u32 {
+    // Only of what is finite a product with 0 is 0, so the compiler must not know the factor.
+    let zero = f32::reinterpret(ptx::opaque(0u32));
+    let mut sum = zero;
+    #[unroll]
+    for i in 0..comptime!(frag.n_tiles) {
+        #[unroll]
+        for e in 0..4usize {
+            sum += frag.cells[i].extract(e) * zero;
+        }
+    }
+    u32::reinterpret(sum) & 0x7fff_ffffu32
+}
+
 /// A product as a left operand, rounded to `E`: neighbouring columns share a register.
 #[cube]
 pub fn packed<E: HalfFloat, P: Size>(frag: &SeenFrag) -> Vector<u32, P> {
