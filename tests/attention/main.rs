@@ -44,3 +44,4 @@ mod strides;
 mod support;
 mod training;
 mod verbs;
+mod wide;

@@ -222,15 +222,31 @@ fn gradients_of_wgmma() -> Vec<Ask> {
     let halves = |dims| gradients_by(&passes, FloatKind::F16, dims).into_iter();
     let mut asks = gradients_by(&passes, FloatKind::Bf16, &[40, 80, 96, 128]);
     asks.extend(gradients_by(&[Pass::Fused], FloatKind::F16, &[64, 128]));
-    // Beyond 128 columns dkv is `Mma`'s.
-    let wide = gradients(FloatKind::F16, &[192, 256]).into_iter();
-    asks.extend(wide.filter(|ask| ask.pass == Pass::Dq));
+    asks.extend(wide_gradients_of_wgmma());
     let causality = Causality::Full;
     asks.extend(halves(&[64, 128]).map(|ask| Ask { causality, ..ask }));
     let masking = Masking::Dense;
     // With 128 queries to a step the fused kernel has no registers for a mask.
     let masked = halves(&[64, 128]).filter(|ask| ask.pass != Pass::Fused || ask.head_dim > 64);
     asks.extend(masked.map(|ask| Ask { masking, ..ask }));
+    asks
+}
+
+/// Beyond 128 columns, where two warpgroups divide the products of dkv.
+fn wide_gradients_of_wgmma() -> Vec<Ask> {
+    let mut asks = gradients(FloatKind::F16, &[192, 256]);
+    asks.extend(gradients(FloatKind::Bf16, &[136, 256]));
+    let dkv = |head_dim, val_dim| Ask {
+        pass: Pass::Dkv,
+        val_dim,
+        ..Ask::new(FloatKind::F16, head_dim)
+    };
+    let masking = Masking::Dense;
+    let causality = Causality::Causal;
+    let uneven = [dkv(192, 128), dkv(64, 256)].map(|ask| Ask { causality, ..ask });
+    let wide = dkv(256, 256);
+    asks.extend([wide, Ask { masking, ..wide }]);
+    asks.extend(uneven);
     asks
 }
 

@@ -13,13 +13,14 @@ fn steps(plan: &Plan) -> usize {
 
 /// `wgmma` of a warpgroup. Forward: the scores of the first query tile, then scores and outputs of each
 /// copy of a step and of the step from one query tile to the next, then the last outputs. Dq: likewise
-/// for the one query tile. Dkv: the first scores, then those of the next queries in each step. Fused:
-/// likewise, and the last keys' part of dq.
+/// for the one query tile. Dkv: the first scores, then those of the next queries in each step; of a
+/// divided one, the products of values likewise. Fused: as dkv, and the last keys' part of dq.
 pub fn warpgroup_products(plan: &Plan) -> usize {
     let walked = warpgroup_steps(plan) * warpgroup_step(plan);
     match plan.pass {
         Pass::Forward => walked + 2 * warpgroup_step(plan),
         Pass::Dq => walked + warpgroup_step(plan),
+        Pass::Dkv if plan.is_divided() => walked + (plan.tile.head_pad + plan.tile.val_pad) / 16,
         Pass::Dkv => walked + plan.tile.head_pad / 16,
         Pass::Fused => walked + plan.tile.head_pad / 16 + plan.tile.block_m / 16,
     }

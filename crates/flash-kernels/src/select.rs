@@ -108,6 +108,8 @@ table! {
     Dq      Wgmma  Ptx      256 [128  48] [384 16] Own    Reread,
     Dkv     Wgmma  Ptx       64 [128  96] [384 16] Own    Reread,
     Dkv     Wgmma  Ptx      128 [128  64] [384 16] Own    Reread,
+    Dkv     Wgmma  Ptx      192 [ 64  64] [384 16] Own    Reread,
+    Dkv     Wgmma  Ptx      256 [ 64  48] [384 16] Own    Reread,
     Fused   Wgmma  Ptx       64 [128 128] [384 16] Own    Reread masking None,
     Fused   Wgmma  Ptx      128 [128  64] [384 16] Own    Reread,
     Dq      Mma    Ptx       64 [128 32] [128 32] Own    Reread,

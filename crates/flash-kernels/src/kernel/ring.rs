@@ -67,9 +67,10 @@ impl Rings {
         let keys = ring(queries.end(), queries.barriers_end(), walked, steps, head);
         let values = ring(keys.end(), keys.barriers_end(), walked, steps, val);
         if UNIT_POS == 0u32 {
-            queries.init(1u32, plan);
-            keys.init(1u32, plan);
-            values.init(1u32, plan);
+            let readers = comptime!(4 * plan.consumers() as u32);
+            queries.init(1u32, readers);
+            keys.init(1u32, readers);
+            values.init(1u32, readers);
             hopper::barrier_fence();
         }
         // The barriers were made by one unit, and all units wait at them.
@@ -95,10 +96,12 @@ pub struct GradientRings {
     pub head: Ring,
     /// Tiles of V or dO.
     pub val: Ring,
-    /// Gradients of scores, queries by keys, that both warpgroups multiply: [`Pass::Fused`] alone.
+    /// What warpgroups exchange. [`Pass::Fused`]: gradients of scores, queries by keys, that all
+    /// multiply. Where a plan [divides](Plan::is_divided) the products: probabilities of the first, in
+    /// the order of the registers.
     ///
     /// [`Pass::Fused`]: crate::plan::Pass::Fused
-    pub ds: Ring,
+    pub exchange: Ring,
     /// Address of what is added to dq, likewise: a piece of each warpgroup.
     pub addend: u32,
 }
@@ -117,7 +120,7 @@ impl GradientRings {
         let barrier = address::<u64>(unsafe { states.as_ptr_unchecked() });
         let (rows, steps) = comptime!((plan.tile.block_m as u32, plan.tile.block_n as u32));
         let (cols, val_cols) = comptime!((plan.tile.head_pad as u32, plan.tile.val_pad as u32));
-        let stages = comptime!(plan.stages() as u32);
+        let (head_stages, stages) = comptime!((plan.head_stages() as u32, plan.stages() as u32));
         let own_head = ring(data, barrier, 1u32, rows, cols);
         let own_val = ring(
             own_head.end(),
@@ -126,18 +129,27 @@ impl GradientRings {
             rows,
             val_cols,
         );
-        let head = ring(own_val.end(), own_val.barriers_end(), stages, steps, cols);
+        let head = ring(
+            own_val.end(),
+            own_val.barriers_end(),
+            head_stages,
+            steps,
+            cols,
+        );
         let val = ring(head.end(), head.barriers_end(), stages, steps, val_cols);
-        let shared = comptime!(plan.ds_stages() as u32);
-        let ds = ring(val.end(), val.barriers_end(), shared, steps, rows);
+        let exchanged = comptime!(plan.exchange_stages() as u32);
+        let exchange = ring(val.end(), val.barriers_end(), exchanged, steps, rows);
         if UNIT_POS == 0u32 {
-            own_head.init(1u32, plan);
-            own_val.init(1u32, plan);
+            let planes = comptime!(4 * plan.consumers() as u32);
+            // Of a divided plan the first warpgroup writes what the second reads, and who has read
+            // that is through with the first one's tile of Q and its statistics too.
+            let one = comptime!(if plan.is_divided() { 4 } else { planes });
+            own_head.init(1u32, planes);
+            own_val.init(1u32, planes);
             // With a tile of Q, a plane brings the statistics of its rows.
-            head.init(comptime!(1 + u32::from(plan.stats_len() > 0)), plan);
-            val.init(1u32, plan);
-            // All planes that multiply write a part.
-            ds.init(comptime!(4 * plan.consumers() as u32), plan);
+            head.init(comptime!(1 + u32::from(plan.stats_len() > 0)), one);
+            val.init(1u32, planes);
+            exchange.init(one, one);
             hopper::barrier_fence();
         }
         // The barriers were made by one unit, and all units wait at them.
@@ -147,8 +159,8 @@ impl GradientRings {
             own_val,
             head,
             val,
-            ds,
-            addend: ds.end(),
+            exchange,
+            addend: exchange.end(),
         }
     }
 }
@@ -199,13 +211,12 @@ impl Ring {
         self.barriers + comptime!(16 * self.stages)
     }
 
-    /// Makes the barriers, the full ones for so many `sources` of a tile.
-    fn init(&self, #[comptime] sources: u32, #[comptime] plan: Plan) {
+    /// Makes the barriers: the full ones for so many `sources` of a tile, the empty ones for so many
+    /// planes that read it.
+    fn init(&self, #[comptime] sources: u32, #[comptime] readers: u32) {
         #[unroll]
         for stage in 0..comptime!(self.stages) {
             hopper::barrier_init(self.barriers + comptime!(8 * stage), sources);
-            // One arrival of each plane that multiplies.
-            let readers = comptime!(4 * plan.consumers() as u32);
             hopper::barrier_init(
                 self.barriers + comptime!(8 * (self.stages + stage)),
                 readers,
@@ -259,6 +270,19 @@ impl Ring {
         let units = comptime!(plan.consumers() as u32 * 128);
         // A plane that is ahead must not change what another still multiplies.
         hopper::consumer_barrier(units);
+        self.clamp::<E>(at, units);
+    }
+
+    /// `make_finite` by the units of the first warpgroup, if one of them finds the tile `suspect`: not
+    /// 0. Else they are synchronised once. The second one sees the tile by the next barrier between
+    /// them.
+    pub fn make_finite_if<E: HalfFloat>(&self, at: u32, suspect: u32) {
+        if hopper::any_consumer(suspect, 128u32) {
+            self.clamp::<E>(at, 128u32);
+        }
+    }
+
+    fn clamp<E: HalfFloat>(&self, at: u32, #[comptime] units: u32) {
         let first = self.tile(at) + 16u32 * UNIT_POS;
         #[unroll]
         for i in 0..comptime!(boxes(self.cols) * box_bytes(self.rows) / 16 / units) {

@@ -59,7 +59,7 @@ impl Plan {
             return Err(AttentionError::new(
                 "block_m",
                 self.tile.block_m,
-                "128, 192 or 256: registers are shared out for so many",
+                "128, 192 or 256, or 64 keys of dkv: registers are shared out for so many",
             ));
         }
         if self.unit == UnitKind::Wgmma && self.pass == Pass::Forward && self.lag() > self.stages()

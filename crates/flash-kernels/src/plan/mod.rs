@@ -85,13 +85,33 @@ pub const WARPGROUP_ROWS: usize = 64;
 const SM90_SHARED_BYTES: usize = 227 * 1024;
 
 impl Plan {
-    /// Stages of the K/V pipeline. Boxes of the forward pass travel into four where those fit.
+    /// Stages of the K/V pipeline. Boxes of the forward pass travel into four where those fit, those of
+    /// a divided one into three.
     pub const fn stages(&self) -> usize {
         match (self.copy, self.pass) {
             (CopyKind::Vector | CopyKind::Ahead, _) => 1,
-            (CopyKind::Boxes, Pass::Forward) if self.bytes_with(2, 4) <= SM90_SHARED_BYTES => 4,
+            (CopyKind::Boxes, Pass::Forward) if self.fits(2, 4, 4) => 4,
+            // V is left a step before K: what is scarce goes to `head_stages`.
+            (CopyKind::Boxes, Pass::Dq) if !self.fits(1, 3, 2) => 1,
+            // A step is over only when both warpgroups are done with its tiles.
+            (CopyKind::Boxes, _) if self.is_divided() && self.fits(1, 3, 3) => 3,
             (CopyKind::Async | CopyKind::Boxes, _) => 2,
         }
+    }
+
+    /// Stages of the walked tiles of `head_dim` columns: `stages`, and one more where the sum of a step
+    /// needs its keys until the next: with two, a warpgroup would wait for keys that can be asked for
+    /// only when the other is through with that sum.
+    pub const fn head_stages(&self) -> usize {
+        match (self.copy, self.pass) {
+            (CopyKind::Boxes, Pass::Dq) => 3,
+            _ => self.stages(),
+        }
+    }
+
+    /// Do so many stages of the owned buffers, of K and of V fit a cube of sm_90?
+    const fn fits(&self, owned_stages: usize, head_stages: usize, val_stages: usize) -> bool {
+        self.bytes_with(owned_stages, head_stages, val_stages) <= SM90_SHARED_BYTES
     }
 
     /// Key tiles that the last warpgroup of a query tile may see after the last of the first one.
@@ -128,9 +148,7 @@ impl Plan {
     /// one is computed, and both fit.
     pub const fn owned_stages(&self) -> usize {
         match (self.copy, self.pass) {
-            (CopyKind::Boxes, Pass::Forward)
-                if self.bytes_with(2, self.stages()) <= SM90_SHARED_BYTES =>
-            {
+            (CopyKind::Boxes, Pass::Forward) if self.fits(2, self.head_stages(), self.stages()) => {
                 2
             }
             _ => 1,
@@ -142,9 +160,20 @@ impl Plan {
         matches!(self.queries, QueryOperand::Lent)
     }
 
+    /// Do two warpgroups have the same 64 keys, and divide the products among them? One has the scores
+    /// and dv, the other dk: what one has no registers for together.
+    pub const fn is_divided(&self) -> bool {
+        matches!((self.pass, self.unit), (Pass::Dkv, UnitKind::Wgmma))
+            && self.tile.block_m == WARPGROUP_ROWS
+    }
+
     /// Warpgroups that multiply, beside the one that copies.
     pub const fn consumers(&self) -> usize {
-        self.tile.block_m / WARPGROUP_ROWS
+        if self.is_divided() {
+            2
+        } else {
+            self.tile.block_m / WARPGROUP_ROWS
+        }
     }
 
     /// Owned buffers: Q; Q and dO; K and V.
@@ -155,10 +184,12 @@ impl Plan {
         }
     }
 
-    /// Tiles of gradients of scores in shared memory, where warpgroups multiply each other's.
-    pub const fn ds_stages(&self) -> usize {
+    /// Tiles in shared memory of what warpgroups exchange: gradients of scores, where each multiplies
+    /// those of all, or probabilities.
+    pub const fn exchange_stages(&self) -> usize {
         match self.pass {
             Pass::Fused => 2,
+            Pass::Dkv if self.is_divided() => 2,
             Pass::Forward | Pass::Dq | Pass::Dkv => 0,
         }
     }
@@ -173,15 +204,14 @@ impl Plan {
         self.tile.block_n / WARPGROUP_ROWS * self.head_boxes()
     }
 
-    /// Bytes that [`Pass::Fused`] needs besides: `ds_stages`, and a tile of dq in f32.
-    const fn fused_bytes(&self) -> usize {
-        match self.pass {
-            Pass::Fused => {
-                let ds = self.tile.block_m * self.tile.block_n * self.stage_bytes;
-                self.ds_stages() * ds + 4 * self.pieces() * WARPGROUP_ROWS * BOX_COLS
-            }
+    /// Bytes of `exchange_stages` and, of [`Pass::Fused`], of a tile of dq in f32.
+    const fn exchange_bytes(&self) -> usize {
+        let tile = self.tile.block_m * self.tile.block_n * self.stage_bytes;
+        let addend = match self.pass {
+            Pass::Fused => 4 * self.pieces() * WARPGROUP_ROWS * BOX_COLS,
             Pass::Forward | Pass::Dq | Pass::Dkv => 0,
-        }
+        };
+        self.exchange_stages() * tile + addend
     }
 
     /// Barriers in shared memory by which [`CopyKind::Boxes`] tells that a stage is full or empty.
@@ -189,7 +219,7 @@ impl Plan {
         match self.copy {
             CopyKind::Boxes => {
                 let owned = self.owned_buffers() * self.owned_stages();
-                2 * (owned + 2 * self.stages() + self.ds_stages())
+                2 * (owned + self.head_stages() + self.stages() + self.exchange_stages())
             }
             _ => 0,
         }
@@ -236,13 +266,12 @@ impl Plan {
         self.tile.block_n * self.row_stride(cols)
     }
 
-    /// Elements of both walked buffers, or of the one they share, in one stage.
-    const fn stage_len(&self) -> usize {
+    /// Elements of both walked buffers, or of the one they share, in so many stages.
+    const fn walked_total(&self, head_stages: usize, val_stages: usize) -> usize {
+        let head = head_stages * self.walked_len(self.tile.head_pad);
         match self.values {
-            ValueBuffer::Own => {
-                self.walked_len(self.tile.head_pad) + self.walked_len(self.tile.val_pad)
-            }
-            ValueBuffer::OfKeys => self.walked_len(self.tile.head_pad),
+            ValueBuffer::Own => head + val_stages * self.walked_len(self.tile.val_pad),
+            ValueBuffer::OfKeys => head,
         }
     }
 
@@ -260,27 +289,41 @@ impl Plan {
         }
     }
 
-    /// (log-sum-exp, delta) pairs of the walked queries in shared memory, two stages.
+    /// Stages of the statistics of the walked queries: two, or those of a divided walk's tiles.
+    pub const fn stats_stages(&self) -> usize {
+        if self.is_divided() { self.stages() } else { 2 }
+    }
+
+    /// (log-sum-exp, delta) pairs of the walked queries in shared memory.
     pub const fn stats_len(&self) -> usize {
+        self.stats_in(self.stats_stages())
+    }
+
+    const fn stats_in(&self, stages: usize) -> usize {
         match self.pass {
             Pass::Forward | Pass::Dq => 0,
-            Pass::Dkv | Pass::Fused => 2 * self.tile.block_n,
+            Pass::Dkv | Pass::Fused => stages * self.tile.block_n,
         }
     }
 
     /// Shared memory of a cube in bytes: operands, then what the unit needs for itself.
     pub const fn shared_bytes(&self) -> usize {
-        self.bytes_with(self.owned_stages(), self.stages()) + 8 * self.barriers()
+        self.bytes_with(self.owned_stages(), self.head_stages(), self.stages())
+            + 8 * self.barriers()
     }
 
     /// `shared_bytes` without barriers, for so many stages of the owned buffers and of the walked.
-    const fn bytes_with(&self, owned_stages: usize, stages: usize) -> usize {
-        let (owned, walked) = (owned_stages * self.owned_total(), stages * self.stage_len());
+    const fn bytes_with(&self, owned: usize, head_stages: usize, val_stages: usize) -> usize {
+        let stats = self.stats_in(if self.is_divided() { head_stages } else { 2 });
+        let (owned, walked) = (
+            owned * self.owned_total(),
+            self.walked_total(head_stages, val_stages),
+        );
         let elems = match self.queries {
             QueryOperand::Lent => max(owned, walked),
             QueryOperand::Resident | QueryOperand::Reread => owned + walked,
         };
-        elems * self.stage_bytes + self.stats_len() * 8 + self.scratch_bytes() + self.fused_bytes()
+        elems * self.stage_bytes + stats * 8 + self.scratch_bytes() + self.exchange_bytes()
     }
 
     /// Elements of the probabilities in [`UnitKind::Scalar`]'s scratch.

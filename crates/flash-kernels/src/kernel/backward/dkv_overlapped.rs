@@ -5,6 +5,7 @@ use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::tensor_map_address;
 
 use super::{
+    dkv_divided::{sum_keys, sum_values},
     dkv_supply::{bring_pairs, produce, visited},
     overlapped::{GradientMaps, GradientProblem, REGISTERS, gradient_of},
 };
@@ -31,7 +32,8 @@ use crate::{
 ///
 /// A cube owns `block_m` keys of one key head, 64 to a warpgroup, and walks the queries of its group
 /// that see them; the last warpgroup copies. Rows of the products are keys: they are left operands
-/// of the sums without leaving registers. `S`, `P`, `A` and `B` hold a unit's part of the scores, of
+/// of the sums without leaving registers. Where registers do not hold dk and dv of 64 keys, two
+/// warpgroups divide the products: `super::dkv_divided`. `S`, `P`, `A` and `B` hold a unit's part of the scores, of
 /// what is made of them, of dk and of dv.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub fn dkv_overlapped<E: HalfFloat, M: Int, S: Size, P: Size, A: Size, B: Size>(
@@ -92,11 +94,20 @@ pub fn dkv_overlapped<E: HalfFloat, M: Int, S: Size, P: Size, A: Size, B: Size>(
             }
         } else {
             hopper::claim_registers(comptime!(REGISTERS.1));
-            let seq = owned(&problem, plan);
-            let (dk, dv) =
-                consume::<E, M, S, P, A, B>(&rings, &problem, warpgroup, &seq, &pairs, plan);
-            let seq = owned(&problem, plan);
-            store::<E, M>(&dk, &dv, &problem, &seq, d_kv, dv_offset, plan);
+            if comptime!(plan.is_divided()) {
+                let (rings, problem) = (&rings, &problem);
+                if warpgroup == 0u32 {
+                    sum_values::<E, M, S, P, B>(rings, problem, &pairs, d_kv, dv_offset, plan);
+                } else {
+                    sum_keys::<E, M, S, P, A>(rings, problem, &pairs, d_kv, plan);
+                }
+            } else {
+                let seq = owned(&problem, plan);
+                let (dk, dv) =
+                    consume::<E, M, S, P, A, B>(&rings, &problem, warpgroup, &seq, &pairs, plan);
+                let seq = owned(&problem, plan);
+                store::<E, M>(&dk, &dv, &problem, &seq, d_kv, dv_offset, plan);
+            }
         }
     }
 }
@@ -216,22 +227,49 @@ pub(super) fn store<E: HalfFloat, M: Int>(
     dv_offset: usize,
     #[comptime] plan: Plan,
 ) {
+    store_keys::<E, M>(dk, problem, seq, d_kv, plan);
+    store_values::<E, M>(dv, problem, seq, d_kv, dv_offset, plan);
+}
+
+/// Stores dk, scaled.
+#[cube]
+pub(super) fn store_keys<E: HalfFloat, M: Int>(
+    dk: &SeenFrag,
+    problem: &GradientProblem<M>,
+    seq: &Seq,
+    d_kv: &mut [Vector<u32, Const<4>>],
+    #[comptime] plan: Plan,
+) {
+    let place = rows_of(problem, seq, 0usize, problem.head_dim as usize);
+    let cols = comptime!(plan.tile.head_pad);
+    store_scaled_pieces::<E>(dk, problem.scale, d_kv, &place, cols, plan);
+}
+
+/// Stores dv.
+#[cube]
+pub(super) fn store_values<E: HalfFloat, M: Int>(
+    dv: &SeenFrag,
+    problem: &GradientProblem<M>,
+    seq: &Seq,
+    d_kv: &mut [Vector<u32, Const<4>>],
+    dv_offset: usize,
+    #[comptime] plan: Plan,
+) {
+    let place = rows_of(problem, seq, dv_offset, problem.val_dim as usize);
+    let cols = comptime!(plan.tile.val_pad);
+    store_scaled_pieces::<E>(dv, f32::new(1.0), d_kv, &place, cols, plan);
+}
+
+/// The rows of these keys in a gradient of `dim` columns that begins at element `offset`.
+#[cube]
+fn rows_of<M: Int>(problem: &GradientProblem<M>, seq: &Seq, offset: usize, dim: usize) -> Rows {
     let kv_heads = (problem.heads / problem.group) as usize;
     let line = (seq.batch * kv_heads + seq.head) * problem.seqlen_k as usize + seq.start as usize;
-    let rows = problem.seqlen_k - seq.start;
-    let dk_place = Rows {
-        first: line * problem.head_dim as usize,
-        rows,
-        dim: problem.head_dim as usize,
-    };
-    let dv_place = Rows {
-        first: dv_offset + line * problem.val_dim as usize,
-        rows,
-        dim: problem.val_dim as usize,
-    };
-    let (head_pad, val_pad) = comptime!((plan.tile.head_pad, plan.tile.val_pad));
-    store_scaled_pieces::<E>(dk, problem.scale, d_kv, &dk_place, head_pad, plan);
-    store_scaled_pieces::<E>(dv, f32::new(1.0), d_kv, &dv_place, val_pad, plan);
+    Rows {
+        first: offset + line * dim,
+        rows: problem.seqlen_k - seq.start,
+        dim,
+    }
 }
 
 /// The statistic `which` of this unit's columns `2·c` and `2·c + 1`, which are neighbours.
@@ -245,7 +283,8 @@ fn two_of<E: HalfFloat>(
     #[comptime] plan: Plan,
 ) -> Vector<f32, Const<2>> {
     let block_n = comptime!(plan.tile.block_n as u32);
-    let first = (at % 2u32) * block_n + Seen::<E>::col(frag, 0usize, plan) / 2u32;
+    let stage = at % comptime!(plan.stats_stages() as u32);
+    let first = stage * block_n + Seen::<E>::col(frag, 0usize, plan) / 2u32;
     // The next two are 8 columns on: an offset that is known, rather than an address of its own.
     pairs[(first + comptime!(which * block_n / 2 + 4 * c as u32)) as usize]
 }

@@ -132,7 +132,8 @@ pub(super) fn bring_pairs<M: Int>(
                 let (x, y) = (queries.row + 2u32 * two, queries.row + 2u32 * two + 1u32);
                 let x = pair_of(stats, line, x, problem.seqlen_q);
                 let y = pair_of(stats, line, y, problem.seqlen_q);
-                let to = (at % 2u32) * block_n + two;
+                let stage = at % comptime!(plan.stats_stages() as u32);
+                let to = stage * block_n + two;
                 pairs[to as usize] = both(x, y, 0usize);
                 pairs[(to + block_n / 2u32) as usize] = both(x, y, 1usize);
             }

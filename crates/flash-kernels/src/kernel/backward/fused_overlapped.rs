@@ -224,12 +224,12 @@ fn share<P: Size>(
     #[comptime] plan: Plan,
 ) {
     let box_bytes = comptime!((plan.tile.block_n * 128) as u32);
-    let to = rings.ds.tile(at) + warpgroup * box_bytes;
+    let to = rings.exchange.tile(at) + warpgroup * box_bytes;
     wgmma::store_transposed::<P>(ds, to, comptime!(plan.tile.block_n));
     hopper::async_fence();
     // One unit arrives for the whole plane.
     sync_plane();
-    rings.ds.arrive_full(at);
+    rings.exchange.arrive_full(at);
 }
 
 /// Starts this warpgroup's piece of `ds·k` of tile `at`: rows, or columns where a tile has but 64
@@ -242,11 +242,11 @@ fn query_piece<E: HalfFloat>(
     #[comptime] plan: Plan,
 ) -> Vector<f32, Const<32>> {
     // The phase before the first counts as done.
-    rings.ds.await_full(at);
+    rings.exchange.await_full(at);
     let boxes = comptime!(plan.head_boxes() as u32);
     let row_bytes = comptime!((wgmma::PIECE * 128) as u32);
     let col_bytes = comptime!((plan.tile.block_m * 128) as u32);
-    let ds = rings.ds.tile(at) + warpgroup / boxes * row_bytes;
+    let ds = rings.exchange.tile(at) + warpgroup / boxes * row_bytes;
     let keys = rings.own_head.tile(0u32) + warpgroup % boxes * col_bytes;
     wgmma::start_piece::<E>(ds, keys, plan)
 }

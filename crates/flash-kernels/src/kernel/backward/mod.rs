@@ -7,6 +7,7 @@
 
 pub mod delta;
 pub mod dkv;
+mod dkv_divided;
 pub mod dkv_overlapped;
 mod dkv_supply;
 pub mod dq;

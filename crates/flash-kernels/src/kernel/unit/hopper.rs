@@ -105,6 +105,18 @@ pub fn consumer_barrier(#[comptime] units: u32) {
     gpu_asm!("bar.sync 1, {units};");
 }
 
+/// `consumer_barrier`; is `x` nonzero in any of those units? All of them get the same answer.
+#[cube]
+pub fn any_consumer(x: u32, #[comptime] units: u32) -> bool {
+    let out: u32;
+    gpu_asm!(
+        "{{ .reg .pred p, q; setp.ne.u32 p, {x}, 0; bar.red.or.pred q, 1, {units}, p; selp.u32 {o}, 1, 0, q; }}",
+        o = out(_) out,
+        x = in(_) u32::cast_from(x)
+    );
+    out != 0u32
+}
+
 /// Shows what this unit wrote to shared memory to products and the copy engine.
 #[cube]
 pub fn async_fence() {

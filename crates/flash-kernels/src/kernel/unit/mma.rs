@@ -49,7 +49,13 @@ fn lane() -> u32 {
 
 #[cube]
 fn plane_row(#[comptime] plan: Plan) -> u32 {
-    (UNIT_POS / 32u32) * comptime!(plan.rows as u32)
+    let plane = UNIT_POS / 32u32;
+    if comptime!(plan.is_divided()) {
+        // Two warpgroups have the same rows.
+        plane % 4u32 * comptime!(plan.rows as u32)
+    } else {
+        plane * comptime!(plan.rows as u32)
+    }
 }
 
 /// Address from which this lane's rows of a 16×16 block are read, for the lane order

@@ -177,6 +177,24 @@ fn registers<N: Size>(frag: &SeenFrag) -> Vector<f32, N> {
     out
 }
 
+/// Not 0 if this unit has something of the product that is not finite. Where a row of an operand holds
+/// such a thing, all that it takes part in is of that kind: what all units find finite comes from
+/// finite operands.
+#[cube]
+pub fn suspect(frag: &SeenFrag) -> u32 {
+    // Only of what is finite a product with 0 is 0, so the compiler must not know the factor.
+    let zero = f32::reinterpret(ptx::opaque(0u32));
+    let mut sum = zero;
+    #[unroll]
+    for i in 0..comptime!(frag.n_tiles) {
+        #[unroll]
+        for e in 0..4usize {
+            sum += frag.cells[i].extract(e) * zero;
+        }
+    }
+    u32::reinterpret(sum) & 0x7fff_ffffu32
+}
+
 /// A product as a left operand, rounded to `E`: neighbouring columns share a register.
 #[cube]
 pub fn packed<E: HalfFloat, P: Size>(frag: &SeenFrag) -> Vector<u32, P> {
@@ -214,6 +232,44 @@ pub fn store_transposed<P: Size>(packed: Vector<u32, P>, address: u32, #[comptim
             comptime!((i * 16 * 128) as u32),
         );
     }
+}
+
+/// Writes a left operand `[64, cols]` to `address` of shared memory, 16 bytes of each unit after the
+/// other's, for `load_packed` of another warpgroup.
+#[cube]
+pub fn store_packed<P: Size>(packed: Vector<u32, P>, address: u32, #[comptime] cols: usize) {
+    let first = address + UNIT_POS % 128u32 * 16u32;
+    #[unroll]
+    for i in 0..comptime!(cols / 16) {
+        let mut words = Vector::<u32, Const<4>>::empty();
+        #[unroll]
+        for e in 0..4usize {
+            words.insert(e, packed.extract(comptime!(4 * i + e)));
+        }
+        hopper::store_words(first + comptime!((i * 2048) as u32), words);
+    }
+}
+
+/// The product of `cols` columns that the unit in this one's place wrote by `store_packed`.
+#[cube]
+pub fn load_packed<E: HalfFloat>(address: u32, #[comptime] cols: usize) -> SeenFrag {
+    let first = address + UNIT_POS % 128u32 * 16u32;
+    let mut frag = fragment(cols);
+    #[unroll]
+    for i in 0..comptime!(cols / 16) {
+        let words = hopper::load_words(first + comptime!((i * 2048) as u32));
+        let values = Vector::<f32, Const<8>>::cast_from(Vector::<E, Const<8>>::reinterpret(words));
+        #[unroll]
+        for n in 0..2usize {
+            let mut cell = Vector::<f32, Const<4>>::empty();
+            #[unroll]
+            for e in 0..4usize {
+                cell.insert(e, values.extract(comptime!(4 * n + e)));
+            }
+            frag.cells[comptime!(2 * i + n)] = cell;
+        }
+    }
+    frag
 }
 
 /// Bytes of a plane's part of a piece of f32.
