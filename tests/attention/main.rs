@@ -42,5 +42,6 @@ mod split_choice;
 mod splits;
 mod strides;
 mod support;
+mod tf32;
 mod training;
 mod verbs;

@@ -10,7 +10,7 @@ use burn::tensor::DType;
 use burn::tensor::{Device, Tensor};
 #[cfg(feature = "cubecl")]
 use flash_kernels::{AttentionProblem, FloatKind, Masking};
-use flash_kernels::{GradientOrder, Plan, UnitKind};
+use flash_kernels::{GradientOrder, Plan, Precision, UnitKind};
 
 use crate::options::{FlashOptions, Request, has_no_scores};
 
@@ -34,6 +34,9 @@ pub struct AttentionReport {
     /// In which order kernels sum the gradient of all of q, k and v, when one may flow into any of
     /// them. That of some of them is always deterministic.
     pub gradient: Option<GradientOrder>,
+    /// How exactly the kernel multiplies, when there is one: [`Precision::Tf32`] only where it was
+    /// asked for and the device has it. Composed operations multiply as Burn does.
+    pub precision: Option<Precision>,
     /// Why there is no kernel, when there is none.
     pub reason: Option<String>,
 }
@@ -45,6 +48,7 @@ impl AttentionReport {
             path: AttentionPath::Kernel(plan.unit),
             plan: Some(plan),
             gradient,
+            precision: Some(plan.precision),
             reason: None,
         }
     }
@@ -54,6 +58,7 @@ impl AttentionReport {
             path: AttentionPath::Composed,
             plan: None,
             gradient: None,
+            precision: None,
             reason: Some(reason.into()),
         }
     }
@@ -64,6 +69,9 @@ impl fmt::Display for AttentionReport {
         match self.path {
             AttentionPath::Kernel(unit) => write!(f, "attention: {unit:?} kernel")?,
             AttentionPath::Composed => write!(f, "attention: composed operations")?,
+        }
+        if self.precision == Some(Precision::Tf32) {
+            write!(f, " in tf32")?;
         }
         if self.gradient == Some(GradientOrder::Fused) {
             write!(f, ", fused gradient")?;
@@ -130,6 +138,7 @@ fn kernel_route(
             None => Masking::None,
         },
         scale: request.scale as f32,
+        precision: options.precision,
     };
     let plans = flash_kernels::plan_forward(&client, &problem).and_then(|plan| {
         if !tracked {

@@ -4,8 +4,8 @@ use cubecl::{client::Client, prelude::*};
 use half::{bf16, f16};
 
 use super::{
-    ForwardOutput, MaskView, TensorView, address_type, alignment, check_views, dispatch, empty,
-    forward::class_for, grid, packed_alignment,
+    ForwardOutput, MaskView, TensorView, address_type, alignment, check_precision, check_views,
+    dispatch, empty, forward::class_for, grid, packed_alignment,
 };
 use crate::{
     AttentionError, AttentionProblem, FloatKind, GradientOrder,
@@ -137,7 +137,8 @@ pub fn backward(
 ///
 /// # Errors
 ///
-/// As [`backward`], and when the device cannot run the plans.
+/// As [`backward`], when the device cannot run the plans, and when they round what `problem` does not
+/// let them round.
 pub fn backward_with(
     client: &Client,
     problem: &AttentionProblem,
@@ -158,6 +159,8 @@ pub fn backward_with(
     plans.dq.check(&device)?;
     plans.dkv.check(&device)?;
     plans.fused.map_or(Ok(()), |plan| plan.check(&device))?;
+    check_precision(&plans.dq, problem)?;
+    check_precision(&plans.dkv, problem)?;
     check_outputs(problem, &inputs)?;
     let call = Call {
         client,
