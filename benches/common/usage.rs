@@ -5,7 +5,8 @@ use super::grid::Pass;
 const OPTIONS: &str = "\
   FLASH_RUNTIME=cuda|vulkan|wgpu picks the runtime.
 
-  --dtype LIST      of f16,bf16,f32              (default f16,bf16)
+  --dtype LIST      of f16,bf16,f32,tf32         (default f16,bf16); tf32 is f32 with leave for ours to
+                    multiply in tf32: the path of a result tells whether it did
   --dims LIST       head dimensions              (default 64,128)
   --seqlens LIST    sequence lengths             (default 1024,4096,16384)
   --causal WHICH    both, no or yes              (default both)
