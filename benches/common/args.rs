@@ -218,11 +218,11 @@ impl Args {
     }
 }
 
-/// `128x64`, as far as a warpgroup kernel can be made of it.
+/// `128x64`, as far as a kernel for tensor cores can be made of it.
 fn tile(text: &str) -> Option<[usize; 2]> {
     let (queries, keys) = text.split_once('x')?;
     let (queries, keys) = (positive(queries)?, positive(keys)?);
-    let taken = [128, 192, 256].contains(&queries) && keys % 16 == 0 && keys <= 256;
+    let taken = [64, 128, 192, 256].contains(&queries) && keys % 16 == 0 && keys <= 256;
     taken.then_some([queries, keys])
 }
 

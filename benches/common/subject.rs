@@ -149,11 +149,12 @@ impl Kernel {
         let plan = flash_kernels::plan_forward(&client, &problem);
         let mut plan = plan.map_err(|error| error.to_string())?;
         if let Some([queries, keys]) = tile {
-            if plan.unit != UnitKind::Wgmma {
-                return Err(format!("--tile is for Wgmma, not {:?}", plan.unit));
-            }
             (plan.tile.block_m, plan.tile.block_n) = (queries, keys);
-            plan.threads = 128 * (plan.consumers() + 1);
+            plan.threads = match plan.unit {
+                UnitKind::Wgmma => 128 * (plan.consumers() + 1),
+                UnitKind::Mma => 32 * queries / plan.rows,
+                unit => return Err(format!("--tile is for Wgmma and Mma, not {unit:?}")),
+            };
         }
         if let Some(splits) = splits {
             plan.splits = splits;

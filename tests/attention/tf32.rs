@@ -422,14 +422,18 @@ fn tracked(problem: &Problem, precision: Precision) -> (Vec<f64>, Three) {
     (download(F32, out), three)
 }
 
-/// Through autodiff: the output is that of an untracked call, and the gradients are within the rule.
+/// Through autodiff: the output is that of an untracked call, and the gradients are not those of `Full`
+/// where there is tf32.
 #[test]
 fn autodiff_passes_it_on() {
     let problem = many_bits();
-    let (out, _) = tracked(&problem, Precision::Tf32);
+    let (out, gradients) = tracked(&problem, Precision::Tf32);
     assert_eq!(out, run(&problem, Precision::Tf32));
-    let (full, _) = tracked(&problem, Precision::Full);
+    let (full, full_gradients) = tracked(&problem, Precision::Full);
     assert_eq!(out != full, runtime::has_tf32());
+    for (of, tf32) in gradients.iter().enumerate() {
+        assert_eq!(*tf32 != full_gradients[of], runtime::has_tf32(), "{of}");
+    }
 }
 
 #[rstest]
@@ -448,6 +452,39 @@ fn gradients_keep_the_rule(
     gradients::check(&problem);
 }
 
+/// Neither the gradients nor their bits depend on what a masked key holds.
+#[rstest]
+fn gradients_of_masked_keys_that_hold_nan(#[values(64, 128)] head_dim: usize) {
+    let problem = Problem::random(Tf32, dims(1, 2, 150, 290, head_dim)).causal();
+    let mut problem = problem.mask([1, 1, 1, 290], |[.., j]| j % 7 == 3);
+    if !runtime::has_tf32() {
+        let reports = [Precision::Full, Precision::Tf32].map(|it| reported(&problem, it));
+        assert_eq!(reports[0], reports[1]);
+        return;
+    }
+    let clean = gradients::check(&problem);
+    for (row, key) in problem.k.chunks_mut(head_dim).enumerate() {
+        if row % 290 % 7 == 3 {
+            key.fill(f64::NAN);
+        }
+    }
+    let (_, dirty) = tracked(&problem, Precision::Tf32);
+    assert_eq!(Some(dirty), clean);
+}
+
+/// Groups of heads and values of another length.
+#[test]
+fn gradients_over_the_heads_of_a_group() {
+    let dims = dims(2, 6, 150, 200, 128).kv_heads(2).val_dim(72);
+    if runtime::has_tf32() {
+        gradients::check(&Problem::random(Tf32, dims).causal());
+    } else {
+        let problem = Problem::random(Tf32, dims);
+        let reports = [Precision::Full, Precision::Tf32].map(|it| reported(&problem, it));
+        assert_eq!(reports[0], reports[1]);
+    }
+}
+
 /// Devices with tf32 take it for every head size, at every length, and only when asked.
 #[rstest]
 fn every_problem_has_a_plan_where_there_is_tf32(
@@ -455,8 +492,10 @@ fn every_problem_has_a_plan_where_there_is_tf32(
     #[values(1, 59, 64, 96, 128, 160, 256)] head_dim: usize,
     #[values(1, 16, 17, 64, 65, 1024)] queries: usize,
     #[values(Masking::None, Masking::Dense)] masking: Masking,
+    #[values(Pass::Forward, Pass::Dq, Pass::Dkv)] pass: Pass,
 ) {
     let ask = Ask {
+        pass,
         queries: Some(queries),
         masking,
         ..Ask::new(FloatKind::F32, head_dim)
@@ -499,7 +538,7 @@ fn halves_get_the_plans_without_the_request(
 fn its_code_rounds_and_multiplies_on_tensor_cores(
     #[values(59, 64, 128, 256)] head_dim: usize,
     #[values(HOPPER, AMPERE)] device: DeviceClass,
-    #[values(Pass::Forward)] pass: Pass,
+    #[values(Pass::Forward, Pass::Dq, Pass::Dkv)] pass: Pass,
     #[values(
         (KernelCausality::Full, Masking::None), (KernelCausality::Causal, Masking::Dense)
     )]

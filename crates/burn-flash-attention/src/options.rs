@@ -46,9 +46,10 @@ pub struct FlashOptions {
     /// can run, but its bits differ from run to run;
     /// [`AttentionReport::gradient`](crate::AttentionReport::gradient) tells which order it will be.
     pub gradient: GradientOrder,
-    /// What may become of products of f32. [`Precision::Tf32`] permits kernels to round their operands
-    /// to tf32, which tensor cores multiply: CUDA from sm_80 on. Elsewhere, and for other element types,
-    /// it changes nothing: a result is never less exact than asked for.
+    /// What may become of products of f32, those of a gradient included. [`Precision::Tf32`] permits
+    /// kernels to round their operands to tf32, which tensor cores multiply: CUDA from sm_80 on.
+    /// Elsewhere, and for other element types, it changes nothing: a result is never less exact than
+    /// asked for.
     /// [`AttentionReport::precision`](crate::AttentionReport::precision) tells which it will be. Composed
     /// operations multiply as Burn does, whatever is asked for here.
     pub precision: Precision,

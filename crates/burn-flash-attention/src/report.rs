@@ -9,7 +9,7 @@ use burn::backend::DispatchDevice;
 use burn::tensor::DType;
 use burn::tensor::{Device, Tensor};
 #[cfg(feature = "cubecl")]
-use flash_kernels::{AttentionProblem, FloatKind, Masking};
+use flash_kernels::{AttentionProblem, BackwardPlans, FloatKind, Masking};
 use flash_kernels::{GradientOrder, Plan, Precision, UnitKind};
 
 use crate::options::{FlashOptions, Request, has_no_scores};
@@ -34,8 +34,9 @@ pub struct AttentionReport {
     /// In which order kernels sum the gradient of all of q, k and v, when one may flow into any of
     /// them. That of some of them is always deterministic.
     pub gradient: Option<GradientOrder>,
-    /// How exactly the kernel multiplies, when there is one: [`Precision::Tf32`] only where it was
-    /// asked for and the device has it. Composed operations multiply as Burn does.
+    /// How exactly kernels multiply, when there are some, those of a gradient included:
+    /// [`Precision::Tf32`] if one of them rounds to it, which is so only where it was asked for and the
+    /// device has it. Composed operations multiply as Burn does.
     pub precision: Option<Precision>,
     /// Why there is no kernel, when there is none.
     pub reason: Option<String>,
@@ -43,12 +44,16 @@ pub struct AttentionReport {
 
 impl AttentionReport {
     #[cfg(feature = "cubecl")]
-    fn kernel(plan: Plan, gradient: Option<GradientOrder>) -> Self {
+    fn kernel(plan: Plan, gradient: Option<BackwardPlans>) -> Self {
+        let of_gradient = gradient.map(|plans| plans.precision());
         Self {
             path: AttentionPath::Kernel(plan.unit),
             plan: Some(plan),
-            gradient,
-            precision: Some(plan.precision),
+            gradient: gradient.map(|plans| plans.order()),
+            precision: match (plan.precision, of_gradient) {
+                (Precision::Full, Some(precision)) => Some(precision),
+                (precision, _) => Some(precision),
+            },
             reason: None,
         }
     }
@@ -145,7 +150,7 @@ fn kernel_route(
             return Ok((plan, None));
         }
         let plans = flash_kernels::plan_backward(&client, &problem, options.gradient)?;
-        Ok((plan, Some(plans.order())))
+        Ok((plan, Some(plans)))
     });
     match plans {
         Ok((plan, gradient)) => AttentionReport::kernel(plan, gradient),

@@ -8,7 +8,7 @@ use super::{
     dispatch, empty, forward::class_for, grid, packed_alignment,
 };
 use crate::{
-    AttentionError, AttentionProblem, FloatKind, GradientOrder,
+    AttentionError, AttentionProblem, FloatKind, GradientOrder, Precision,
     kernel::backward::delta,
     plan::{Pass, Plan},
     select::{Alignment, DeviceClass, select},
@@ -93,6 +93,14 @@ impl BackwardPlans {
         match self.fused {
             Some(_) => GradientOrder::Fused,
             None => GradientOrder::Deterministic,
+        }
+    }
+
+    /// How exactly the least exact of them multiplies.
+    pub fn precision(&self) -> Precision {
+        match (self.dq.precision, self.dkv.precision) {
+            (Precision::Full, Precision::Full) => Precision::Full,
+            (Precision::Tf32, _) | (_, Precision::Tf32) => Precision::Tf32,
         }
     }
 }
