@@ -218,11 +218,11 @@ impl Args {
     }
 }
 
-/// `128x64`, as far as a warpgroup kernel can be made of it.
+/// `128x64`, as far as a kernel for tensor cores can be made of it.
 fn tile(text: &str) -> Option<[usize; 2]> {
     let (queries, keys) = text.split_once('x')?;
     let (queries, keys) = (positive(queries)?, positive(keys)?);
-    let taken = [128, 192, 256].contains(&queries) && keys % 16 == 0 && keys <= 256;
+    let taken = [64, 128, 192, 256].contains(&queries) && keys % 16 == 0 && keys <= 256;
     taken.then_some([queries, keys])
 }
 
@@ -289,10 +289,10 @@ mod tests {
     #[test]
     fn lists_and_values_are_read() {
         let args = parse(
-            "--dtype f32,bf16 --dims 256 --seqlens 4096 --causal yes --only ours,burn --limit 9",
+            "--dtype f32,tf32 --dims 256 --seqlens 4096 --causal yes --only ours,burn --limit 9",
         )
         .unwrap();
-        assert_eq!(args.dtypes, [Dtype::F32, Dtype::Bf16]);
+        assert_eq!(args.dtypes, [Dtype::F32, Dtype::Tf32]);
         assert_eq!(args.causalities, [Causality::Causal]);
         assert_eq!(args.series, [Series::Ours, Series::Burn]);
         assert_eq!(args.limit, Duration::from_secs(9));

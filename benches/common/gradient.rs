@@ -1,6 +1,5 @@
 //! What the backward benchmark times: our kernels, our op and Burn's own under autodiff.
 
-use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Device, Tensor};
 use burn_flash_attention::{FlashOptions, try_flash_attention};
 use cubecl::client::Client;
@@ -12,7 +11,7 @@ use flash_kernels::{
 use super::device::Target;
 use super::grid::{Case, Series};
 use super::inputs::{Inputs, Sign};
-use super::subject::{attend, flash_options, options, problem, report, upload_tensor, upload_view};
+use super::subject::{attend, flash_options, problem, report, upload_tensor, upload_view};
 use super::timing::Timed;
 
 /// The bytes of dq, dk and dv, where they were asked for.
@@ -232,7 +231,7 @@ pub struct Op {
     device: Device,
     leaves: [Tensor<4>; 3],
     d_out: Tensor<4>,
-    options: AttentionModuleOptions,
+    case: Case,
     /// What `options` has no word for: our op by its own verb.
     fused: Option<FlashOptions>,
     report: Option<String>,
@@ -261,7 +260,7 @@ impl Op {
             series,
             d_out: upload(&inputs.d_out),
             leaves,
-            options: options(case),
+            case: *case,
             fused: asked.then_some(own),
             device,
             report,
@@ -276,7 +275,7 @@ impl Op {
                 let output = try_flash_attention(q, k, v, options.clone());
                 output.map_err(|error| error.to_string())?.out
             }
-            None => attend(self.series, self.leaves.clone(), self.options)?,
+            None => attend(self.series, self.leaves.clone(), &self.case)?,
         };
         // Backward starts from ones of the root's shape, so the product's gradient is `d_out`.
         let gradients = (out * self.d_out.clone()).backward();

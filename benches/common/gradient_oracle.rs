@@ -243,7 +243,7 @@ fn are_zero(dtype: Dtype, bytes: &[u8]) -> bool {
                 .map(|it| u16::from_ne_bytes([it[0], it[1]]));
             bits.fold(0, |all, it| all | it) & 0x7fff == 0
         }
-        Dtype::F32 => {
+        Dtype::F32 | Dtype::Tf32 => {
             let bits = bytes.chunks_exact(4);
             let bits = bits.map(|it| u32::from_ne_bytes([it[0], it[1], it[2], it[3]]));
             bits.fold(0, |all, it| all | it) & 0x7fff_ffff == 0

@@ -126,7 +126,7 @@ pub fn tolerances(case: &Case, heads: &[Head]) -> BTreeMap<Group, f64> {
     let dtype = reference(case.dtype);
     let ulps = match case.dtype {
         Dtype::F32 => 32.0,
-        Dtype::F16 | Dtype::Bf16 => 8.0,
+        Dtype::F16 | Dtype::Bf16 | Dtype::Tf32 => 8.0,
     };
     let mut maxima: BTreeMap<Group, (f64, f64)> = BTreeMap::new();
     for head in heads {

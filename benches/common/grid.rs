@@ -9,6 +9,8 @@ pub enum Dtype {
     Bf16,
     /// IEEE single precision.
     F32,
+    /// The same, with products in tf32 where ours has them.
+    Tf32,
 }
 
 impl Dtype {
@@ -18,6 +20,7 @@ impl Dtype {
             Self::F16 => "f16",
             Self::Bf16 => "bf16",
             Self::F32 => "f32",
+            Self::Tf32 => "tf32",
         }
     }
 
@@ -27,6 +30,7 @@ impl Dtype {
             "f16" | "float16" => Some(Self::F16),
             "bf16" | "bfloat16" => Some(Self::Bf16),
             "f32" | "float32" => Some(Self::F32),
+            "tf32" => Some(Self::Tf32),
             _ => None,
         }
     }
@@ -35,7 +39,15 @@ impl Dtype {
     pub fn bytes(self) -> usize {
         match self {
             Self::F16 | Self::Bf16 => 2,
-            Self::F32 => 4,
+            Self::F32 | Self::Tf32 => 4,
+        }
+    }
+
+    /// What tensors hold.
+    pub fn stored(self) -> Self {
+        match self {
+            Self::Tf32 => Self::F32,
+            Self::F16 | Self::Bf16 | Self::F32 => self,
         }
     }
 }

@@ -103,7 +103,7 @@ fn round(dtype: Dtype, value: f32) -> f32 {
     match dtype {
         Dtype::F16 => f16::from_f32(value).to_f32(),
         Dtype::Bf16 => bf16::from_f32(value).to_f32(),
-        Dtype::F32 => value,
+        Dtype::F32 | Dtype::Tf32 => value,
     }
 }
 
@@ -144,7 +144,9 @@ pub fn encode(dtype: Dtype, values: &[f32], sign: Sign) -> Vec<u8> {
                         Dtype::Bf16 => {
                             bytes.copy_from_slice(&bf16::from_f32(value).to_ne_bytes());
                         }
-                        Dtype::F32 => bytes.copy_from_slice(&value.to_ne_bytes()),
+                        Dtype::F32 | Dtype::Tf32 => {
+                            bytes.copy_from_slice(&value.to_ne_bytes());
+                        }
                     }
                 }
             });
@@ -159,7 +161,7 @@ pub fn decode(dtype: Dtype, bytes: &[u8]) -> Vec<f32> {
     match dtype {
         Dtype::F16 => halves.map(|b| f16::from_ne_bytes(b).to_f32()).collect(),
         Dtype::Bf16 => halves.map(|b| bf16::from_ne_bytes(b).to_f32()).collect(),
-        Dtype::F32 => bytes
+        Dtype::F32 | Dtype::Tf32 => bytes
             .chunks_exact(4)
             .map(|b| f32::from_ne_bytes([b[0], b[1], b[2], b[3]]))
             .collect(),

@@ -233,6 +233,7 @@ pub fn reference(dtype: Dtype) -> ReferenceDtype {
         Dtype::F16 => ReferenceDtype::F16,
         Dtype::Bf16 => ReferenceDtype::Bf16,
         Dtype::F32 => ReferenceDtype::F32,
+        Dtype::Tf32 => ReferenceDtype::Tf32,
     }
 }
 

@@ -8,7 +8,7 @@
 
 use super::grid::{Case, Causality, Dtype, Pass, Series};
 
-/// PyTorch's attention back-ends in the order of the table's columns.
+/// PyTorch's attention back-ends, of which none has a name for products in tf32, in the order of the table's columns.
 pub const NAMES: [&str; 4] = ["cudnn", "fa2", "mem_eff", "math"];
 
 /// One peer on one case.
@@ -60,7 +60,7 @@ impl Peers {
     pub fn tflops(&self, name: &str, case: &Case, series: Series) -> Option<f64> {
         let entry = self.entries.iter().find(|entry| {
             entry.name == name
-                && entry.dtype == case.dtype
+                && entry.dtype == case.dtype.stored()
                 && entry.head_dim == case.head_dim
                 && entry.causality == case.causality
                 && (entry.queries, entry.seqlen) == (case.queries, case.seqlen)

@@ -12,7 +12,7 @@ use super::grid::{Case, Series};
 use super::inputs::{Inputs, Sign, decode};
 use super::oracle::Verdict;
 use super::run::without_panic;
-use super::subject::{attend, flash_options, options, report, upload_tensor};
+use super::subject::{attend, flash_options, report, upload_tensor};
 
 /// Between two looks at the pools.
 const INTERVAL: Duration = Duration::from_micros(200);
@@ -70,7 +70,7 @@ impl Stack {
         let mut x = self.leaves[0].clone();
         for layer in self.leaves[1..].chunks(2) {
             let inputs = [x, layer[0].clone(), layer[1].clone()];
-            x = attend(self.series, inputs, options(&self.case))?;
+            x = attend(self.series, inputs, &self.case)?;
         }
         let gradients = (x * self.d_out.clone()).backward();
         let of = |leaf: &Tensor<4>| leaf.grad(&gradients).ok_or("a leaf has no gradient");

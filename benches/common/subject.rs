@@ -3,11 +3,11 @@
 use burn::tensor::module::attention as burn_attention;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_flash_attention::{FlashOptions, attention_report, try_attention};
+use burn_flash_attention::{FlashOptions, attention_report, try_flash_attention};
 use cubecl::client::Client;
 use flash_kernels::{
-    AttentionProblem, AttentionShape, DeviceClass, FloatKind, Masking, Plan, TensorView, UnitKind,
-    launch::forward_with,
+    AttentionProblem, AttentionShape, DeviceClass, FloatKind, Masking, Plan, Precision, TensorView,
+    UnitKind, launch::forward_with,
 };
 
 use super::device::Target;
@@ -149,11 +149,12 @@ impl Kernel {
         let plan = flash_kernels::plan_forward(&client, &problem);
         let mut plan = plan.map_err(|error| error.to_string())?;
         if let Some([queries, keys]) = tile {
-            if plan.unit != UnitKind::Wgmma {
-                return Err(format!("--tile is for Wgmma, not {:?}", plan.unit));
-            }
             (plan.tile.block_m, plan.tile.block_n) = (queries, keys);
-            plan.threads = 128 * (plan.consumers() + 1);
+            plan.threads = match plan.unit {
+                UnitKind::Wgmma => 128 * (plan.consumers() + 1),
+                UnitKind::Mma => 32 * queries / plan.rows,
+                unit => return Err(format!("--tile is for Wgmma and Mma, not {unit:?}")),
+            };
         }
         if let Some(splits) = splits {
             plan.splits = splits;
@@ -198,7 +199,7 @@ pub fn problem(case: &Case) -> Result<AttentionProblem, String> {
         dtype: match case.dtype {
             Dtype::F16 => FloatKind::F16,
             Dtype::Bf16 => FloatKind::Bf16,
-            Dtype::F32 => FloatKind::F32,
+            Dtype::F32 | Dtype::Tf32 => FloatKind::F32,
         },
         causality: match case.causality {
             Causality::Full => flash_kernels::Causality::Full,
@@ -206,14 +207,24 @@ pub fn problem(case: &Case) -> Result<AttentionProblem, String> {
         },
         masking: Masking::None,
         scale: 1.0 / (case.head_dim as f32).sqrt(),
+        precision: precision(case),
     })
+}
+
+/// What `case` lets become of products of f32.
+fn precision(case: &Case) -> Precision {
+    match case.dtype {
+        Dtype::Tf32 => Precision::Tf32,
+        Dtype::F16 | Dtype::Bf16 | Dtype::F32 => Precision::Full,
+    }
 }
 
 /// The options of `case` for our op.
 pub fn flash_options(case: &Case) -> FlashOptions {
+    let options = FlashOptions::new().with_precision(precision(case));
     match case.causality {
-        Causality::Full => FlashOptions::new(),
-        Causality::Causal => FlashOptions::new().causal(),
+        Causality::Full => options,
+        Causality::Causal => options.causal(),
     }
 }
 
@@ -232,28 +243,21 @@ pub fn report(
     Ok(format!("{:?}", report.map_err(|error| error.to_string())?))
 }
 
-/// Our op or Burn's own, which have the same signature.
+/// `case` by our op or by Burn's own.
 ///
 /// # Errors
 ///
 /// Why our op declines.
-pub fn attend(
-    series: Series,
-    [q, k, v]: [Tensor<4>; 3],
-    options: AttentionModuleOptions,
-) -> Result<Tensor<4>, String> {
-    match series {
-        Series::Burn => Ok(burn_attention(q, k, v, None, None, options)),
-        _ => try_attention(q, k, v, None, None, options).map_err(|error| error.to_string()),
+pub fn attend(series: Series, [q, k, v]: [Tensor<4>; 3], case: &Case) -> Result<Tensor<4>, String> {
+    if series == Series::Burn {
+        let options = AttentionModuleOptions {
+            is_causal: case.causality == Causality::Causal,
+            ..Default::default()
+        };
+        return Ok(burn_attention(q, k, v, None, None, options));
     }
-}
-
-/// The options of `case` for either op.
-pub fn options(case: &Case) -> AttentionModuleOptions {
-    AttentionModuleOptions {
-        is_causal: case.causality == Causality::Causal,
-        ..Default::default()
-    }
+    let output = try_flash_attention(q, k, v, flash_options(case));
+    Ok(output.map_err(|error| error.to_string())?.out)
 }
 
 /// A packed buffer of the first of `values`.
@@ -269,14 +273,14 @@ pub fn upload_view(
     TensorView::packed(client.create_from_slice(&bytes), shape)
 }
 
-/// `burn_flash_attention::attention` or `burn::tensor::module::attention`: the same signature.
+/// `burn_flash_attention::flash_attention` or `burn::tensor::module::attention`.
 pub struct Op {
     series: Series,
     device: Device,
     q: Tensor<4>,
     k: Tensor<4>,
     v: Tensor<4>,
-    options: AttentionModuleOptions,
+    case: Case,
     report: Option<String>,
     last: Option<Tensor<4>>,
 }
@@ -296,7 +300,7 @@ impl Op {
             q,
             k,
             v,
-            options: options(case),
+            case: *case,
             device,
             report,
             last: None,
@@ -305,7 +309,7 @@ impl Op {
 
     fn launch(&mut self) -> Result<(), String> {
         let inputs = [&self.q, &self.k, &self.v].map(Tensor::clone);
-        self.last = Some(attend(self.series, inputs, self.options)?);
+        self.last = Some(attend(self.series, inputs, &self.case)?);
         Ok(())
     }
 }
@@ -321,7 +325,7 @@ pub fn upload_tensor(
     let dtype = match case.dtype {
         Dtype::F16 => DType::F16,
         Dtype::Bf16 => DType::BF16,
-        Dtype::F32 => DType::F32,
+        Dtype::F32 | Dtype::Tf32 => DType::F32,
     };
     let values = &values[..shape.iter().product()];
     let bytes = encode(case.dtype, values, sign);

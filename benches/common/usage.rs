@@ -5,12 +5,14 @@ use super::grid::Pass;
 const OPTIONS: &str = "\
   FLASH_RUNTIME=cuda|vulkan|wgpu picks the runtime.
 
-  --dtype LIST      of f16,bf16,f32              (default f16,bf16)
+  --dtype LIST      of f16,bf16,f32,tf32         (default f16,bf16); tf32 is f32 with leave for ours to
+                    multiply in tf32: the path of a result tells whether it did
   --dims LIST       head dimensions              (default 64,128)
   --seqlens LIST    sequence lengths             (default 1024,4096,16384)
   --causal WHICH    both, no or yes              (default both)
-  --tile QxK        ours with tiles of Q queries and K keys instead of the table's, on sm_90:
-                    128, 192 or 256 queries, a multiple of 16 keys up to 256
+  --tile QxK        ours with tiles of Q queries and K keys instead of the table's, on CUDA, not f32:
+                    64 (but for sm_90's own kernels), 128, 192 or 256 queries, a multiple of 16 keys
+                    up to 256
   --queries LIST    of the forward pass, fewer than keys; all pairs with --seqlens (default: as keys)
   --splits N        ours with keys in N parts instead of the table's
   --schedule WHICH  of the gradient: deterministic (default), or fused where it can run

@@ -6,10 +6,12 @@ use flash_reference::rounding::{Dtype, ulp};
 ///
 /// The 16-bit formats need one for the final rounding and one for rounding the probabilities
 /// before the second product, which the plain computation may by luck escape. In f32 the
-/// exponential function is the reason: WGSL promises `3 + 2|x|` units.
+/// exponential function is the reason: WGSL promises `3 + 2|x|` units. tf32 needs the one for the
+/// probabilities: results are f32.
 fn few_ulp(dtype: Dtype) -> f64 {
     match dtype {
         Dtype::F32 => 8.0,
+        Dtype::Tf32 => 1.0,
         Dtype::F16 | Dtype::Bf16 => 2.0,
     }
 }

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use burn::tensor::{Device, Tensor};
 use burn_flash_attention::{FlashOptions, flash_attention};
 use flash_reference::Causality::{self, Causal, Full};
-use flash_reference::rounding::Dtype::{self, Bf16, F16, F32};
+use flash_reference::rounding::Dtype::{self, Bf16, F16, F32, Tf32};
 use flash_reference::rounding::{backward_plain, round_all};
 use flash_reference::{Gradients, backward};
 use rstest::rstest;
@@ -92,7 +92,7 @@ fn gradient_tensors_with(
 /// bf16 in f32: on Vulkan Burn 0.22.1 multiplies bf16 though SPIR-V has no such product, so a wrong
 /// gradient may reach the kernels.
 pub fn weighted(problem: &Problem, d_out: &[f64]) -> impl FnOnce(Tensor<4>) -> Tensor<1> {
-    let dtype = match problem.dtype {
+    let dtype = match problem.dtype.stored() {
         Bf16 => F32,
         dtype => dtype,
     };
@@ -105,7 +105,7 @@ pub fn weighted(problem: &Problem, d_out: &[f64]) -> impl FnOnce(Tensor<4>) -> T
 /// Random output gradient of `problem`.
 pub fn random_d_out(problem: &Problem) -> Vec<f64> {
     let values = Rng::new(21).normals(problem.dims.out().iter().product());
-    round_all(problem.dtype, &values)
+    round_all(problem.dtype.stored(), &values)
 }
 
 /// Asserts the rule on each gradient.
@@ -113,7 +113,10 @@ pub fn random_d_out(problem: &Problem) -> Vec<f64> {
 pub fn assert_right(problem: &Problem, d_out: &[f64], got: &Three) {
     let three = |Gradients { dq, dk, dv, .. }: Gradients| [dq, dk, dv];
     let want = three(problem.with_inputs(|spec, x| backward(spec, x, d_out)));
-    let dtype = problem.dtype;
+    let dtype = match problem.dtype {
+        Tf32 if !runtime::has_tf32() => F32,
+        dtype => dtype,
+    };
     let plain = three(problem.with_inputs(|spec, x| backward_plain(dtype, spec, x, d_out)));
     let shapes = [problem.dims.q(), problem.dims.k(), problem.dims.v()];
     for (i, name) in ["dQ", "dK", "dV"].iter().enumerate() {

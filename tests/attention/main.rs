@@ -42,6 +42,7 @@ mod split_choice;
 mod splits;
 mod strides;
 mod support;
+mod tf32;
 mod training;
 mod verbs;
 mod wide;

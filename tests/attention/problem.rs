@@ -2,7 +2,7 @@
 
 use burn::tensor::{Device, Tensor};
 use burn_flash_attention::{
-    AttentionPath, AttentionReport, FlashOptions, FlashOutput, try_flash_attention,
+    AttentionPath, AttentionReport, FlashOptions, FlashOutput, Precision, try_flash_attention,
 };
 use flash_reference::rounding::{Dtype, forward_plain, round_all};
 use flash_reference::{Causality, Inputs, Output, Spec, forward};
@@ -18,7 +18,7 @@ pub struct Problem {
     pub dtype: Dtype,
     pub spec: Spec,
     pub dims: Dims,
-    /// Rounded to `dtype`, as are `k`, `v` and the bias.
+    /// Rounded to what tensors of `dtype` hold, as are `k`, `v` and the bias.
     pub q: Vec<f64>,
     pub k: Vec<f64>,
     pub v: Vec<f64>,
@@ -53,7 +53,7 @@ impl Problem {
         Self::new(dtype, dims, q, k, v)
     }
 
-    /// Given values, rounded to `dtype`, the scale of the dimension and no option.
+    /// Given values, rounded to what tensors of `dtype` hold, the scale of the dimension and no option.
     pub fn new(dtype: Dtype, dims: Dims, q: Vec<f64>, k: Vec<f64>, v: Vec<f64>) -> Self {
         let spec = Spec {
             batch: dims.batch,
@@ -67,7 +67,7 @@ impl Problem {
             softcap: None,
             causality: Causality::Full,
         };
-        let [q, k, v] = [q, k, v].map(|values| round_all(dtype, &values));
+        let [q, k, v] = [q, k, v].map(|values| round_all(dtype.stored(), &values));
         Self {
             dtype,
             spec,
@@ -123,7 +123,7 @@ impl Problem {
     /// Adds normal values of `shape`, which broadcasts to the scores.
     pub fn random_bias(mut self, shape: [usize; 4]) -> Self {
         let mut rng = Rng::new(shape.iter().fold(6, |seed, &size| seed * 137 + size as u64));
-        let data = round_all(self.dtype, &rng.normals(shape.iter().product()));
+        let data = round_all(self.dtype.stored(), &rng.normals(shape.iter().product()));
         self.bias = Some(Host { shape, data });
         self
     }
@@ -163,7 +163,8 @@ impl Problem {
         }
     }
 
-    /// The options, with mask and bias in the shapes that they were given in; asks for the LSE.
+    /// The options, with mask and bias in the shapes that they were given in; asks for the LSE, and for
+    /// products in tf32 if that is the dtype.
     pub fn options(&self, device: &Device) -> FlashOptions {
         let mut options = FlashOptions::new().with_lse();
         if self.spec.causality == Causality::Causal {
@@ -174,6 +175,9 @@ impl Problem {
         }
         if let Some(softcap) = self.spec.softcap {
             options = options.with_softcap(softcap);
+        }
+        if self.dtype == Dtype::Tf32 {
+            options = options.with_precision(Precision::Tf32);
         }
         if let Some(mask) = &self.mask {
             options = options.with_mask(upload_mask(mask, device));
@@ -255,23 +259,28 @@ impl Problem {
         Got { out, lse, report }
     }
 
-    /// The dtype whose rounding a result may have: the inputs', except for what Burn's own matmul
-    /// computed on tensor cores, which round f32 to tf32, with the mantissa of f16.
+    /// The dtype whose rounding a result may have: the inputs', or tf32 where a kernel says so, except
+    /// for what Burn's own matmul computed on tensor cores, which round f32 to tf32, with the mantissa
+    /// of f16.
     fn precision(&self, report: &AttentionReport) -> Dtype {
+        let stored = self.dtype.stored();
         let composed = report.path == AttentionPath::Composed;
-        match self.dtype == Dtype::F32 && composed && runtime::multiplies_in_tf32() {
-            true => Dtype::F16,
-            false => self.dtype,
+        if stored == Dtype::F32 && composed && runtime::multiplies_in_tf32() {
+            return Dtype::F16;
+        }
+        match report.precision {
+            Some(Precision::Tf32) => self.dtype,
+            Some(Precision::Full) | None => stored,
         }
     }
 
     /// A kernel's LSE is as exact as f32 whatever the inputs' dtype, since the scores never leave
-    /// f32; a composed one has the scores' dtype.
+    /// f32, unless it rounds queries and keys; a composed one has the scores' dtype.
     #[track_caller]
     fn check_lse(&self, lse: &[f64], want: &Output, report: &AttentionReport) {
         let dtype = match report.path {
-            AttentionPath::Kernel(_) => Dtype::F32,
-            AttentionPath::Composed => self.precision(report),
+            AttentionPath::Kernel(_) if self.precision(report) != Dtype::Tf32 => Dtype::F32,
+            AttentionPath::Kernel(_) | AttentionPath::Composed => self.precision(report),
         };
         let plain = match dtype == self.dtype && dtype != Dtype::F32 {
             true => self.yardstick(want),

@@ -4,7 +4,7 @@
 use burn::backend::DispatchDevice;
 use burn_flash_attention::{AttentionPath, AttentionReport, UnitKind, attention_report};
 use flash_kernels::{
-    AttentionProblem, AttentionShape, DeviceClass, FloatKind, Masking, plan_forward,
+    AttentionProblem, AttentionShape, DeviceClass, FloatKind, Masking, Precision, plan_forward,
 };
 use flash_reference::Causality::{self, Causal, Full};
 use flash_reference::rounding::Dtype::{self, Bf16, F16, F32};
@@ -173,6 +173,7 @@ fn what_a_launch_refuses_is_no_plan(#[case] shape: [usize; 4], #[case] lack: &st
         causality: flash_kernels::Causality::Full,
         masking: Masking::None,
         scale: 1.0,
+        precision: Precision::Full,
     };
     match plan_forward(&client, &problem) {
         Err(error) => assert!(error.to_string().contains(lack), "{error}"),

@@ -8,6 +8,7 @@ use burn::backend::{Backend, DTypeUsage, Dispatch, DispatchDevice};
 use burn::tensor::DeviceKind;
 use burn::tensor::{DType, Device};
 use cubecl::client::Client;
+use flash_kernels::{DeviceClass, Isa};
 use flash_reference::rounding::Dtype;
 
 /// Chooses the runtime by its name.
@@ -116,6 +117,11 @@ pub fn multiplies_in_tf32() -> bool {
     current() == Runtime::Cuda
 }
 
+/// Whether our kernels multiply f32 in tf32 here if they may.
+pub fn has_tf32() -> bool {
+    client().is_some_and(|client| DeviceClass::of(&client).isa == Isa::Ptx)
+}
+
 /// Whether attention runs as one of our kernels here, rather than composed from Burn's ops.
 pub fn has_kernels() -> bool {
     current() != Runtime::Flex
@@ -143,7 +149,7 @@ pub fn stores(dtype: DType) -> bool {
 /// Burn's name of `dtype`.
 pub fn burn_dtype(dtype: Dtype) -> DType {
     match dtype {
-        Dtype::F32 => DType::F32,
+        Dtype::F32 | Dtype::Tf32 => DType::F32,
         Dtype::F16 => DType::F16,
         Dtype::Bf16 => DType::BF16,
     }

@@ -4,7 +4,7 @@
 //! rescale of the accumulator cannot show.
 
 use flash_reference::Causality::{self, Causal, Full};
-use flash_reference::rounding::Dtype::{self, Bf16, F16, F32};
+use flash_reference::rounding::Dtype::{self, Bf16, F16, F32, Tf32};
 use rstest::rstest;
 
 use crate::problem::{Got, Problem};
@@ -15,7 +15,7 @@ use crate::support::dims;
 fn one_causality(dtype: Dtype) -> Causality {
     match dtype {
         F16 => Full,
-        F32 | Bf16 => Causal,
+        F32 | Tf32 | Bf16 => Causal,
     }
 }
 

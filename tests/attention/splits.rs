@@ -7,12 +7,12 @@ use burn_flash_attention::{AttentionPath, AttentionReport, FlashOutput};
 use cubecl::client::Client;
 use flash_kernels::{
     AttentionProblem, AttentionShape, FloatKind, ForwardOutput, MaskKind, MaskView, Masking, Pass,
-    Plan, TensorView,
+    Plan, Precision, TensorView,
     launch::forward_with,
     select::{Alignment, DeviceClass, select, widest},
 };
 use flash_reference::Causality::{self, Causal, Full};
-use flash_reference::rounding::Dtype::{self, Bf16, F16, F32};
+use flash_reference::rounding::Dtype::{self, Bf16, F16, F32, Tf32};
 use half::{bf16, f16};
 use rstest::rstest;
 
@@ -31,7 +31,7 @@ enum Layout {
 
 fn kind(dtype: Dtype) -> FloatKind {
     match dtype {
-        F32 => FloatKind::F32,
+        F32 | Tf32 => FloatKind::F32,
         F16 => FloatKind::F16,
         Bf16 => FloatKind::Bf16,
     }
@@ -39,7 +39,7 @@ fn kind(dtype: Dtype) -> FloatKind {
 
 fn encode(dtype: Dtype, x: f64) -> Vec<u8> {
     match dtype {
-        F32 => (x as f32).to_le_bytes().to_vec(),
+        F32 | Tf32 => (x as f32).to_le_bytes().to_vec(),
         F16 => f16::from_f64(x).to_le_bytes().to_vec(),
         Bf16 => bf16::from_f64(x).to_le_bytes().to_vec(),
     }
@@ -109,6 +109,10 @@ fn question(problem: &Problem) -> AttentionProblem {
             None => Masking::None,
         },
         scale: problem.spec.scale as f32,
+        precision: match problem.dtype {
+            Tf32 => Precision::Tf32,
+            F32 | F16 | Bf16 => Precision::Full,
+        },
     }
 }
 
@@ -173,6 +177,7 @@ fn check_in(problem: &Problem, splits: usize, layout: Layout) -> Option<Got> {
             path: AttentionPath::Kernel(plan.unit),
             plan: Some(plan),
             gradient: None,
+            precision: Some(plan.precision),
             reason: None,
         };
         let lse = Some(lse);
@@ -202,6 +207,7 @@ fn any_number_of_parts(
 /// The last tile has every size, and whichever part it falls to.
 #[rstest]
 #[case::f32(F32, 8)]
+#[case::tf32(Tf32, 128)]
 #[case::f16(F16, 64)]
 #[case::bf16(Bf16, 128)]
 fn a_tail_of_every_length(#[case] dtype: Dtype, #[case] head_dim: usize) {
@@ -293,7 +299,7 @@ fn masked_nan_keys(#[values(5, 70)] seqlen_q: usize, #[values(F32, F16)] dtype: 
 fn heads_and_layouts(
     #[case] dims: Dims,
     #[case] layout: Layout,
-    #[values((F32, Causal), (F16, Full), (Bf16, Causal))] kind: (Dtype, Causality),
+    #[values((F32, Causal), (Tf32, Full), (F16, Full), (Bf16, Causal))] kind: (Dtype, Causality),
 ) {
     let problem = Problem::random(kind.0, dims).causality(kind.1);
     check_in(&problem, 3, layout);

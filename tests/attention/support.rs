@@ -110,7 +110,7 @@ pub fn upload(dtype: Dtype, shape: [usize; 4], values: &[f64], device: &Device) 
     }
     let values = values.iter();
     let data = match dtype {
-        Dtype::F32 => TensorData::new(values.map(|&x| x as f32).collect(), shape),
+        Dtype::F32 | Dtype::Tf32 => TensorData::new(values.map(|&x| x as f32).collect(), shape),
         Dtype::F16 => TensorData::new(values.map(|&x| f16::from_f64(x)).collect(), shape),
         Dtype::Bf16 => TensorData::new(values.map(|&x| bf16::from_f64(x)).collect(), shape),
     };

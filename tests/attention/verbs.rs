@@ -4,13 +4,13 @@
 
 use cubecl::{client::Client, prelude::*};
 use flash_kernels::{
-    AttentionProblem, AttentionShape, Causality, FloatKind, Masking, Pass, Plan, TensorView,
-    UnitKind,
+    AttentionProblem, AttentionShape, Causality, FloatKind, Masking, Pass, Plan, Precision,
+    TensorView, UnitKind,
     kernel::{
         pipeline::Pipeline,
         rows::Rows,
         tile::{own, own_wait},
-        unit::{self, Cmma, HalfFloat, MatrixUnit, Mma, Right},
+        unit::{self, Cmma, HalfFloat, MatrixUnit, Mma, Right, Tf32},
     },
     select::{Alignment, DeviceClass, select, widest},
 };
@@ -114,6 +114,7 @@ fn show<U: MatrixUnit>(
     }
 }
 
+/// What a product becomes as an operand: nothing of these integers needs more bits than tf32 has.
 fn reference(dtype: FloatKind) -> Dtype {
     match dtype {
         FloatKind::F32 => Dtype::F32,
@@ -250,8 +251,15 @@ fn padded(values: &[f64], dim: usize, pad: usize) -> Vec<f32> {
 fn verbs_are_exact_on_integers(
     #[case] head_dim: usize,
     #[case] val_dim: usize,
-    #[values(FloatKind::F32, FloatKind::F16, FloatKind::Bf16)] dtype: FloatKind,
+    #[values(
+        (FloatKind::F32, Precision::Full),
+        (FloatKind::F32, Precision::Tf32),
+        (FloatKind::F16, Precision::Full),
+        (FloatKind::Bf16, Precision::Full)
+    )]
+    kind: (FloatKind, Precision),
 ) {
+    let (dtype, precision) = kind;
     let Some(client) = runtime::client() else {
         assert_eq!(runtime::current(), runtime::Runtime::Flex);
         return;
@@ -269,6 +277,7 @@ fn verbs_are_exact_on_integers(
         causality: Causality::Full,
         masking: Masking::None,
         scale: 1.0,
+        precision,
     };
     let align = Alignment(widest(head_dim, 8).min(widest(val_dim, 8)));
     let Ok(plan) = select(&device, &problem, Pass::Forward, align) else {
@@ -294,6 +303,7 @@ fn verbs_are_exact_on_integers(
         (UnitKind::Scalar, FloatKind::F16) => run::<unit::Scalar, f16>(&client, &plan, views),
         (UnitKind::Scalar, FloatKind::Bf16) => run::<unit::Scalar, bf16>(&client, &plan, views),
         (UnitKind::Cmma, FloatKind::F16) => cmma::<f16>(&client, &plan, views),
+        (UnitKind::Mma, FloatKind::F32) => run::<Mma<Tf32>, f32>(&client, &plan, views),
         (UnitKind::Mma, FloatKind::F16) => run::<Mma<f16>, f16>(&client, &plan, views),
         (UnitKind::Cmma, FloatKind::Bf16) => cmma::<bf16>(&client, &plan, views),
         (UnitKind::Mma, FloatKind::Bf16) => run::<Mma<bf16>, bf16>(&client, &plan, views),

@@ -1,6 +1,6 @@
 //! What is generated: the table of kernels.
 
-use flash_kernels::{Causality, DeviceClass, FloatKind, Masking, Pass, codegen::Target};
+use flash_kernels::{Causality, DeviceClass, FloatKind, Masking, Pass, Precision, codegen::Target};
 
 use super::plans::{AMPERE, Ask, HOPPER, VULKAN, WEBGPU, WGSL, WGSL_PLANES};
 
@@ -185,7 +185,29 @@ fn asks_of_cuda() -> Vec<Ask> {
     asks.extend(split(FloatKind::F16, &[64, 128, 256], &[1]));
     asks.extend(split(FloatKind::Bf16, &[128], &[1, 64]));
     asks.extend(split(FloatKind::F32, &[64, 128], &[1]));
+    asks.extend(asks_of_tf32());
     asks
+}
+
+/// Products of f32 in tf32: as those of f16, and an output narrower than the keys.
+fn asks_of_tf32() -> Vec<Ask> {
+    let mut asks = with_edges(both(FloatKind::F32, &[64, 128, 256]), FloatKind::F32, 64);
+    asks.extend(split(FloatKind::F32, &[64, 128, 256], &[1]));
+    asks.extend(split(FloatKind::F32, &[128], &[64]));
+    asks.push(Ask {
+        val_dim: 64,
+        ..Ask::new(FloatKind::F32, 128)
+    });
+    let causal = gradients(FloatKind::F32, &[64, 128, 256]).into_iter();
+    // As of f16, dkv spills at 256 columns.
+    asks.extend(causal.filter(|ask| ask.pass == Pass::Dq || ask.head_dim < 256));
+    let masking = Masking::Dense;
+    let masked = gradients(FloatKind::F32, &[64, 128]).into_iter();
+    asks.extend(masked.map(|ask| Ask { masking, ..ask }));
+    let precision = Precision::Tf32;
+    asks.into_iter()
+        .map(|ask| Ask { precision, ..ask })
+        .collect()
 }
 
 /// What only rows for warpgroups tell apart: head sizes of each row and between them, long sequences,

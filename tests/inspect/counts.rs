@@ -1,6 +1,6 @@
 //! How many instructions of a kind a plan's kernel must have.
 
-use flash_kernels::{Causality, Masking, Pass, Plan, plan::QueryOperand};
+use flash_kernels::{Causality, Masking, Pass, Plan, Precision, plan::QueryOperand};
 
 /// Steps of the walk over the keys that the code holds: one that needs no mask and one that does,
 /// or the latter alone. Where keys are split it is not known that a part begins with the latter.
@@ -57,11 +57,16 @@ pub fn addition_moves(plan: &Plan) -> usize {
     }
 }
 
+/// Elements of the depth of an `mma.sync`: 32 bytes.
+fn block(plan: &Plan) -> usize {
+    32 / plan.stage_bytes
+}
+
 /// `mma.sync` of a plane: the products of a step, in each of its copies.
 pub fn products(plan: &Plan) -> usize {
-    let (tile, rows) = (plan.tile, plan.rows / 16);
-    let of_depth = |depth: usize| rows * (tile.block_n / 8) * (depth / 16);
-    let into = |cols: usize| rows * (cols / 8) * (tile.block_n / 16);
+    let (tile, rows, block) = (plan.tile, plan.rows / 16, block(plan));
+    let of_depth = |depth: usize| rows * (tile.block_n / 8) * (depth / block);
+    let into = |cols: usize| rows * (cols / 8) * (tile.block_n / block);
     let (head, val) = (tile.head_pad, tile.val_pad);
     let step = match plan.pass {
         Pass::Forward => of_depth(head) + into(val),
@@ -71,16 +76,22 @@ pub fn products(plan: &Plan) -> usize {
     steps(plan) * step
 }
 
-/// `ldmatrix` of a plane: owned operands once or in each step, walked ones in each.
+/// `ldmatrix` of a plane: owned operands once or in each step, walked ones in each. It does not turn
+/// f32, so those whose depth is a tile's rows come otherwise.
 pub fn loads(plan: &Plan) -> usize {
-    let tile = plan.tile;
-    let owned = |depth: usize| plan.rows / 16 * (depth / 16);
-    let walked = |cols: usize| (tile.block_n / 16) * (cols / 16);
+    let (tile, block) = (plan.tile, block(plan));
+    let owned = |depth: usize| plan.rows / 16 * (depth / block);
+    let along = |cols: usize| (tile.block_n / 16) * (cols / block);
+    let down = |cols: usize| match plan.precision {
+        Precision::Full => along(cols),
+        Precision::Tf32 => 0,
+    };
     let (head, val) = (tile.head_pad, tile.val_pad);
+    let both = along(head) + along(val);
     let (owned, walked) = match plan.pass {
-        Pass::Forward => (owned(head), walked(head) + walked(val)),
-        Pass::Dq => (owned(head) + owned(val), 2 * walked(head) + walked(val)),
-        Pass::Dkv | Pass::Fused => (owned(head) + owned(val), 2 * (walked(head) + walked(val))),
+        Pass::Forward => (owned(head), along(head) + down(val)),
+        Pass::Dq => (owned(head) + owned(val), both + down(head)),
+        Pass::Dkv | Pass::Fused => (owned(head) + owned(val), both + down(head) + down(val)),
     };
     match plan.queries {
         QueryOperand::Resident | QueryOperand::Lent => owned + steps(plan) * walked,

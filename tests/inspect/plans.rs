@@ -2,7 +2,7 @@
 
 use flash_kernels::{
     AttentionError, AttentionProblem, AttentionShape, Causality, DeviceClass, FloatKind, Isa,
-    Masking, Pass, Plan,
+    Masking, Pass, Plan, Precision,
     select::{Alignment, select, widest},
 };
 
@@ -88,6 +88,8 @@ pub struct Ask {
     pub masking: Masking,
     /// Scale of the scores.
     pub scale: f32,
+    /// What may become of products of f32.
+    pub precision: Precision,
 }
 
 impl Ask {
@@ -104,6 +106,7 @@ impl Ask {
             causality: Causality::Full,
             masking: Masking::None,
             scale: 0.125,
+            precision: Precision::Full,
         }
     }
 
@@ -113,8 +116,23 @@ impl Ask {
     ///
     /// That of [`select`].
     pub fn plan(&self, device: &DeviceClass) -> Result<Plan, AttentionError> {
+        // Rows of packed tensors begin wherever their lengths put them.
+        let aligned = widest(self.head_dim, 8).min(widest(self.val_dim, 8));
+        let plan = select(device, &self.problem()?, self.pass, Alignment(aligned))?;
+        Ok(Plan {
+            splits: self.splits.unwrap_or(plan.splits),
+            ..plan
+        })
+    }
+
+    /// It, as the kernels are asked: two batch entries of four heads.
+    ///
+    /// # Errors
+    ///
+    /// That of [`AttentionShape::new`].
+    pub fn problem(&self) -> Result<AttentionProblem, AttentionError> {
         let shape = |seqlen, dim| [2, 4, seqlen, dim];
-        let problem = AttentionProblem {
+        Ok(AttentionProblem {
             shape: AttentionShape::new(
                 shape(self.queries.unwrap_or(self.seqlen), self.head_dim),
                 shape(self.seqlen, self.head_dim),
@@ -124,19 +142,14 @@ impl Ask {
             causality: self.causality,
             masking: self.masking,
             scale: self.scale,
-        };
-        // Rows of packed tensors begin wherever their lengths put them.
-        let aligned = widest(self.head_dim, 8).min(widest(self.val_dim, 8));
-        let plan = select(device, &problem, self.pass, Alignment(aligned))?;
-        Ok(Plan {
-            splits: self.splits.unwrap_or(plan.splits),
-            ..plan
+            precision: self.precision,
         })
     }
 
     /// A few words, for tables and messages: `f16 d64 causal`.
     pub fn label(&self) -> String {
         let mut words = vec![match self.dtype {
+            FloatKind::F32 if self.precision == Precision::Tf32 => "tf32".to_owned(),
             FloatKind::F32 => "f32".to_owned(),
             FloatKind::F16 => "f16".to_owned(),
             FloatKind::Bf16 => "bf16".to_owned(),

@@ -9,7 +9,7 @@ use burn::backend::tensor::{BoolTensor, FloatTensor};
 use burn::backend::{Backend, ExtensionType, backend_extension};
 #[cfg(feature = "fusion")]
 use burn::tensor::DType;
-use flash_kernels::{Causality, GradientOrder};
+use flash_kernels::{Causality, GradientOrder, Precision};
 
 use crate::fallback::{Composition, Inputs, composed};
 use crate::gradient::composed_gradient;
@@ -51,6 +51,8 @@ pub struct ForwardOptions {
     pub scale: f64,
     /// Order of the sums of the gradient, where the backend has a choice.
     pub gradient: GradientOrder,
+    /// What may become of products of f32, where the backend has a choice.
+    pub precision: Precision,
 }
 
 /// What a gradient is computed from.

@@ -231,6 +231,7 @@ impl Call {
                 None => Masking::None,
             },
             scale: options.scale as f32,
+            precision: options.precision,
         })
     }
 

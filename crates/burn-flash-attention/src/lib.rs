@@ -65,7 +65,7 @@ use burn::tensor::{Bool, Tensor};
 #[cfg(feature = "fusion")]
 pub use backend::MaskMetadata;
 pub use backend::{FlashBackend, ForwardOptions, Mask};
-pub use flash_kernels::{AttentionError, Causality, GradientOrder, Plan, UnitKind};
+pub use flash_kernels::{AttentionError, Causality, GradientOrder, Plan, Precision, UnitKind};
 pub use options::{FlashOptions, LseRequest};
 pub use report::{AttentionPath, AttentionReport};
 
@@ -219,6 +219,7 @@ fn run_op(
             causality: options.causality,
             scale: request.scale,
             gradient: options.gradient,
+            precision: options.precision,
         },
     );
     let lse = match options.lse {

@@ -3,7 +3,7 @@
 use burn::backend::{Backend, DTypeUsage, Dispatch};
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, DType, Device, Tensor};
-use flash_kernels::{AttentionError, AttentionShape, Causality, GradientOrder};
+use flash_kernels::{AttentionError, AttentionShape, Causality, GradientOrder, Precision};
 
 /// Whether the log-sum-exp of each row is returned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,6 +46,13 @@ pub struct FlashOptions {
     /// can run, but its bits differ from run to run;
     /// [`AttentionReport::gradient`](crate::AttentionReport::gradient) tells which order it will be.
     pub gradient: GradientOrder,
+    /// What may become of products of f32, those of a gradient included. [`Precision::Tf32`] permits
+    /// kernels to round their operands to tf32, which tensor cores multiply: CUDA from sm_80 on.
+    /// Elsewhere, and for other element types, it changes nothing: a result is never less exact than
+    /// asked for.
+    /// [`AttentionReport::precision`](crate::AttentionReport::precision) tells which it will be. Composed
+    /// operations multiply as Burn does, whatever is asked for here.
+    pub precision: Precision,
 }
 
 impl FlashOptions {
@@ -96,6 +103,12 @@ impl FlashOptions {
         self
     }
 
+    /// Computes products of f32 as exactly as this; see [`FlashOptions::precision`].
+    pub fn with_precision(mut self, precision: Precision) -> Self {
+        self.precision = precision;
+        self
+    }
+
     /// The arguments of Burn's own `attention`.
     pub(crate) fn from_burn(
         mask: Option<Tensor<4, Bool>>,
@@ -114,6 +127,7 @@ impl FlashOptions {
             },
             lse: LseRequest::Omit,
             gradient: GradientOrder::Deterministic,
+            precision: Precision::Full,
         }
     }
 }

@@ -9,8 +9,8 @@ use burn::backend::DispatchDevice;
 use burn::tensor::DType;
 use burn::tensor::{Device, Tensor};
 #[cfg(feature = "cubecl")]
-use flash_kernels::{AttentionProblem, FloatKind, Masking};
-use flash_kernels::{GradientOrder, Plan, UnitKind};
+use flash_kernels::{AttentionProblem, BackwardPlans, FloatKind, Masking};
+use flash_kernels::{GradientOrder, Plan, Precision, UnitKind};
 
 use crate::options::{FlashOptions, Request, has_no_scores};
 
@@ -34,17 +34,26 @@ pub struct AttentionReport {
     /// In which order kernels sum the gradient of all of q, k and v, when one may flow into any of
     /// them. That of some of them is always deterministic.
     pub gradient: Option<GradientOrder>,
+    /// How exactly kernels multiply, when there are some, those of a gradient included:
+    /// [`Precision::Tf32`] if one of them rounds to it, which is so only where it was asked for and the
+    /// device has it. Composed operations multiply as Burn does.
+    pub precision: Option<Precision>,
     /// Why there is no kernel, when there is none.
     pub reason: Option<String>,
 }
 
 impl AttentionReport {
     #[cfg(feature = "cubecl")]
-    fn kernel(plan: Plan, gradient: Option<GradientOrder>) -> Self {
+    fn kernel(plan: Plan, gradient: Option<BackwardPlans>) -> Self {
+        let of_gradient = gradient.map(|plans| plans.precision());
         Self {
             path: AttentionPath::Kernel(plan.unit),
             plan: Some(plan),
-            gradient,
+            gradient: gradient.map(|plans| plans.order()),
+            precision: match (plan.precision, of_gradient) {
+                (Precision::Full, Some(precision)) => Some(precision),
+                (precision, _) => Some(precision),
+            },
             reason: None,
         }
     }
@@ -54,6 +63,7 @@ impl AttentionReport {
             path: AttentionPath::Composed,
             plan: None,
             gradient: None,
+            precision: None,
             reason: Some(reason.into()),
         }
     }
@@ -64,6 +74,9 @@ impl fmt::Display for AttentionReport {
         match self.path {
             AttentionPath::Kernel(unit) => write!(f, "attention: {unit:?} kernel")?,
             AttentionPath::Composed => write!(f, "attention: composed operations")?,
+        }
+        if self.precision == Some(Precision::Tf32) {
+            write!(f, " in tf32")?;
         }
         if self.gradient == Some(GradientOrder::Fused) {
             write!(f, ", fused gradient")?;
@@ -130,13 +143,14 @@ fn kernel_route(
             None => Masking::None,
         },
         scale: request.scale as f32,
+        precision: options.precision,
     };
     let plans = flash_kernels::plan_forward(&client, &problem).and_then(|plan| {
         if !tracked {
             return Ok((plan, None));
         }
         let plans = flash_kernels::plan_backward(&client, &problem, options.gradient)?;
-        Ok((plan, Some(plans.order())))
+        Ok((plan, Some(plans)))
     });
     match plans {
         Ok((plan, gradient)) => AttentionReport::kernel(plan, gradient),

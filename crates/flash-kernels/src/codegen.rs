@@ -29,7 +29,7 @@ use crate::{
     kernel::{
         backward::{delta, dkv, dq},
         combine, forward,
-        unit::{Cmma, HalfFloat, MatrixUnit, Mma, Scalar},
+        unit::{Cmma, HalfFloat, MatrixUnit, Mma, Scalar, Tf32},
     },
 };
 
@@ -69,6 +69,7 @@ pub fn kernel(target: Target, plan: &Plan, dtype: FloatKind) -> Result<Source, S
         (UnitKind::Cmma, FloatKind::Bf16) => cmma::<bf16>(target, plan),
         (UnitKind::Mma, FloatKind::F16) => generate::<Mma<f16>, f16, f16>(target, plan),
         (UnitKind::Mma, FloatKind::Bf16) => generate::<Mma<bf16>, bf16, bf16>(target, plan),
+        (UnitKind::Mma, FloatKind::F32) => generate::<Mma<Tf32>, f32, f32>(target, plan),
         (UnitKind::Wgmma, FloatKind::F16) => overlapped::generate::<f16>(target, plan),
         (UnitKind::Wgmma, FloatKind::Bf16) => overlapped::generate::<bf16>(target, plan),
         (unit, FloatKind::F32) => Err(format!("{unit:?} does not multiply f32")),

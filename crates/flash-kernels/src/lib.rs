@@ -24,4 +24,6 @@ pub use launch::{
     Wanted, backward, forward, plan_backward, plan_forward,
 };
 pub use plan::{CopyKind, Isa, Pass, Plan, Reduction, TileShape, UnitKind};
-pub use problem::{AttentionProblem, AttentionShape, Causality, FloatKind, GradientOrder, Masking};
+pub use problem::{
+    AttentionProblem, AttentionShape, Causality, FloatKind, GradientOrder, Masking, Precision,
+};

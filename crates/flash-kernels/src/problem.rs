@@ -55,6 +55,18 @@ pub enum GradientOrder {
     Fused,
 }
 
+/// How exactly products of f32 are computed. Sums are f32 either way, and so is everything else.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Precision {
+    /// As f32.
+    #[default]
+    Full,
+    /// Operands may be rounded to tf32, the 10 bits of fraction of f16 with the range of f32, to the
+    /// nearest: a permission to use tensor cores. Where there are none for it (everywhere but on CUDA
+    /// from sm_80 on), and for f16 and bf16, which it does not concern, it changes nothing.
+    Tf32,
+}
+
 /// Sizes of one attention: q `[batch, num_heads, seqlen_q, head_dim]`,
 /// k `[batch, num_kv_heads, seqlen_k, head_dim]`, v `[batch, num_kv_heads, seqlen_k, val_dim]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -154,4 +166,6 @@ pub struct AttentionProblem {
     pub masking: Masking,
     /// The user's scale; scores are `scale * q·k`.
     pub scale: f32,
+    /// What may become of products of f32.
+    pub precision: Precision,
 }

@@ -2,7 +2,7 @@
 
 pub use crate::device::DeviceClass;
 use crate::{
-    AttentionError, AttentionProblem, Causality, FloatKind, Masking,
+    AttentionError, AttentionProblem, Causality, FloatKind, Masking, Precision,
     plan::{
         CopyKind, Exponent, Isa, Pass, Plan, QueryOperand, Reduction, ScaleKind, TileShape,
         UnitKind, ValueBuffer,
@@ -36,6 +36,8 @@ struct Row {
     /// KB of shared memory that a device must have, whatever the plan needs: which generation the
     /// row was made for. (ptxas spills the same kernel for sm_80.)
     least_kb: usize,
+    /// How the row multiplies f32, if it does.
+    precision: Precision,
 }
 
 /// Writes `TABLE`, a row a line.
@@ -43,7 +45,7 @@ macro_rules! table {
     ($($pass:ident $unit:ident $isa:ident $max_dim:literal [$block_m:literal $block_n:literal]
         [$threads:literal $rows:literal] $values:ident $queries:ident
             $(from $min:literal)? $(to $max:literal)? $(masking $masking:ident)? $(when $causality:ident)?
-            $(having $kb:literal)?,)*) => {
+            $(having $kb:literal)? $(in $precision:ident)?,)*) => {
         /// The table. Within a pass and a unit: wide devices first, then what fits 48, 32 and 16 KB.
         const TABLE: &[Row] = &[$(Row {
             pass: Pass::$pass,
@@ -61,13 +63,14 @@ macro_rules! table {
             masking: [$(Some(Masking::$masking),)? None][0],
             causality: [$(Some(Causality::$causality),)? None][0],
             least_kb: 0 $(+ $kb)?,
+            precision: [$(Precision::$precision,)? Precision::Full][0],
         }),*];
     };
 }
 
 table! {
     // pass, unit, isa, largest dim, [block_m, block_n], [threads, rows], V (or dO), query operand,
-    // fewest queries, most queries, only mask, only causality, least KB of shared memory
+    // fewest queries, most queries, only mask, only causality, least KB of shared memory, precision
     Forward Mma    Ptx       64 [ 16 64] [ 32 16] Own    Resident to 16,
     Forward Mma    Ptx      128 [ 16 64] [ 32 16] Own    Reread to 16,
     Forward Mma    Ptx      256 [ 16 32] [ 32 16] Own    Reread to 16,
@@ -86,6 +89,16 @@ table! {
     Forward Mma    Ptx      128 [128 64] [128 32] Own    Reread,
     Forward Mma    Ptx      256 [128 64] [256 16] Own    Reread,
     Forward Mma    Ptx      256 [ 64 32] [128 16] Own    Reread,
+    Forward Mma    Ptx       64 [ 16 64] [ 32 16] Own    Resident to 16 in Tf32,
+    Forward Mma    Ptx      128 [ 16 32] [ 32 16] Own    Resident to 16 in Tf32,
+    Forward Mma    Ptx      256 [ 16 16] [ 32 16] Own    Reread to 16 in Tf32,
+    Forward Mma    Ptx       64 [128 32] [128 32] Own    Resident in Tf32,
+    Forward Mma    Ptx      128 [ 64 32] [128 16] Own    Resident to 64 in Tf32,
+    Forward Mma    Ptx      128 [256 32] [256 32] Own    Reread having 200 in Tf32,
+    Forward Mma    Ptx      128 [ 64 32] [128 16] Own    Resident in Tf32,
+    Forward Mma    Ptx      256 [ 64 32] [128 16] Own    Reread in Tf32,
+    Forward Mma    Ptx      256 [ 64 16] [128 16] Own    Reread in Tf32,
+    Forward Mma    Ptx      256 [ 32 16] [ 64 16] Own    Reread in Tf32,
     Forward Cmma   Portable  64 [128 32] [128 32] Own    Resident,
     Forward Cmma   Portable 128 [ 64 32] [128 16] Own    Resident,
     Forward Cmma   Portable 128 [ 64 32] [ 64 32] Own    Resident,
@@ -121,6 +134,22 @@ table! {
     Dkv     Mma    Ptx      128 [ 64 64] [128 16] Own    Reread,
     Dkv     Mma    Ptx      128 [ 64 32] [128 16] Own    Reread,
     Dkv     Mma    Ptx      256 [ 64 16] [128 16] Own    Reread,
+    Dq      Mma    Ptx       64 [128 32] [128 32] Own    Reread masking None in Tf32,
+    Dq      Mma    Ptx       64 [ 64 32] [128 16] Own    Reread in Tf32,
+    Dq      Mma    Ptx      128 [128 32] [256 16] Own    Reread having 200 in Tf32,
+    Dq      Mma    Ptx      128 [ 64 32] [128 16] Own    Reread in Tf32,
+    Dq      Mma    Ptx      128 [ 64 16] [128 16] Own    Reread in Tf32,
+    Dq      Mma    Ptx      256 [ 64 16] [128 16] Own    Reread in Tf32,
+    Dq      Mma    Ptx      256 [ 32 16] [ 64 16] Own    Reread in Tf32,
+    Dq      Mma    Ptx      256 [ 16 16] [ 32 16] Own    Reread in Tf32,
+    Dkv     Mma    Ptx       64 [128 32] [128 32] Own    Reread having 200 in Tf32,
+    Dkv     Mma    Ptx       64 [ 64 32] [128 16] Own    Reread in Tf32,
+    Dkv     Mma    Ptx      128 [128 32] [256 16] Own    Reread having 200 in Tf32,
+    Dkv     Mma    Ptx      128 [ 64 32] [128 16] Own    Reread in Tf32,
+    Dkv     Mma    Ptx      128 [ 32 16] [ 64 16] Own    Reread in Tf32,
+    Dkv     Mma    Ptx      256 [ 64 16] [128 16] Own    Reread in Tf32,
+    Dkv     Mma    Ptx      256 [ 32 16] [ 64 16] Own    Reread in Tf32,
+    Dkv     Mma    Ptx      256 [ 16 16] [ 32 16] Own    Reread in Tf32,
     Dq      Cmma   Portable  64 [ 64 32] [128 16] Own    Resident,
     Dq      Cmma   Portable 128 [ 64 32] [128 16] Own    Lent,
     Dq      Cmma   Portable 128 [ 32 16] [ 64 16] Own    Resident,
@@ -204,7 +233,10 @@ fn suits(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Ali
     let unit = match row.unit {
         UnitKind::Scalar => true,
         UnitKind::Cmma => device.isa == Isa::Portable && device.cmma(problem.dtype),
-        UnitKind::Mma => half,
+        UnitKind::Mma => match row.precision {
+            Precision::Full => half,
+            Precision::Tf32 => !half && problem.precision == Precision::Tf32,
+        },
         // Boxes are copied in pieces of 16 bytes, and there is none without a row.
         UnitKind::Wgmma => {
             half && device.wgmma && align.0 >= 8 && shape.seqlen_q.min(shape.seqlen_k) > 0
@@ -231,12 +263,7 @@ fn plan(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Alig
         UnitKind::Scalar if row.pass != Pass::Forward => (4 * across, 4 * across, 4),
         UnitKind::Scalar => (4, 4 * across, 4),
         UnitKind::Cmma => (16, 16, 4),
-        UnitKind::Mma | UnitKind::Wgmma => (16, 16, 8),
-    };
-    let run = match row.unit {
-        UnitKind::Mma => 2,
-        UnitKind::Wgmma => 8,
-        UnitKind::Scalar | UnitKind::Cmma => 4,
+        UnitKind::Mma | UnitKind::Wgmma => (16, 16, 16 / stage_bytes),
     };
     // A 16-byte copy needs 16-byte rows of the very type that is staged.
     let whole = 16 / stage_bytes;
@@ -255,7 +282,7 @@ fn plan(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Alig
     let planes = device
         .plane_size
         .filter(|size| size.is_power_of_two() && *size >= across);
-    Plan {
+    let plan = Plan {
         pass: row.pass,
         unit: row.unit,
         isa: device.isa,
@@ -274,7 +301,7 @@ fn plan(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Alig
         rows: row.rows,
         copy,
         load_width,
-        store_width: store_width(row.pass, problem, run.min(device.max_vector)),
+        store_width: 1,
         queries: row.queries,
         reduction: match planes {
             Some(_) => Reduction::Plane,
@@ -293,7 +320,17 @@ fn plan(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Alig
         causality: problem.causality,
         masking: problem.masking,
         stage_bytes,
+        precision: row.precision,
         splits: 1,
+    };
+    let run = match row.unit {
+        UnitKind::Mma => plan.accumulator_run(),
+        UnitKind::Wgmma => 8,
+        UnitKind::Scalar | UnitKind::Cmma => 4,
+    };
+    Plan {
+        store_width: store_width(row.pass, problem, run.min(device.max_vector)),
+        ..plan
     }
 }
 

@@ -32,6 +32,7 @@ use std::sync::Mutex;
 use std::thread;
 
 mod backward;
+mod format;
 mod forward;
 mod mask;
 pub mod rounding;

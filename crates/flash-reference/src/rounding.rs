@@ -5,109 +5,26 @@
 //! specification is the yardstick for a kernel of the same dtype.
 
 use crate::backward::{by_kv_head, zeros};
+pub use crate::format::{Dtype, round, round_all, ulp};
 use crate::mask::sees;
 use crate::{
     Gradients, Head, Inputs, Output, Spec, add_scaled, for_each_part, piece, piece_mut, split,
     transpose,
 };
 
-/// A floating-point format.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Dtype {
-    /// IEEE 754 binary32: 24 significant bits, largest finite value about 3.4e38.
-    F32,
-    /// IEEE 754 binary16: 11 significant bits, largest finite value 65504.
-    F16,
-    /// bfloat16, the upper half of an `F32`: 8 significant bits, largest finite value about 3.4e38.
-    Bf16,
-}
-
-impl Dtype {
-    /// Bits stored after the leading one.
-    fn fraction_bits(self) -> i32 {
-        match self {
-            Self::F32 => 23,
-            Self::F16 => 10,
-            Self::Bf16 => 7,
-        }
-    }
-
-    /// Exponents of the smallest and of the largest normal number.
-    fn exponents(self) -> (i32, i32) {
-        match self {
-            Self::F32 | Self::Bf16 => (-126, 127),
-            Self::F16 => (-14, 15),
-        }
-    }
-}
-
-const F64_FRACTION_BITS: i32 = 52;
-
-/// The exponent of `x`: `floor(log2(|x|))` of a normal number, below every dtype's exponents for
-/// zero and subnormals, 1024 for infinity and NaN.
-fn exponent(x: f64) -> i32 {
-    ((x.to_bits() >> F64_FRACTION_BITS) & 0x7ff) as i32 - 1023
-}
-
-/// `2^exponent`, for exponents of normal numbers.
-fn power_of_two(exponent: i32) -> f64 {
-    f64::from_bits(((exponent + 1023) as u64) << F64_FRACTION_BITS)
-}
-
-/// The value of `dtype` nearest to `x`, the even one of two equally near.
-///
-/// Rounds once, straight from `f64`. Subnormals are kept, the sign of zero too, what rounds past
-/// the largest finite value becomes infinite, and NaN stays NaN.
-pub fn round(dtype: Dtype, x: f64) -> f64 {
-    if !x.is_finite() {
-        return x;
-    }
-    let (min_exponent, max_exponent) = dtype.exponents();
-    let unit = exponent(x).max(min_exponent) - dtype.fraction_bits();
-    // How many low bits of the significand lie below one unit of the result.
-    let dropped = unit - (exponent(x) - F64_FRACTION_BITS);
-    if dropped > F64_FRACTION_BITS + 1 {
-        // |x| is under half the smallest subnormal.
-        return 0.0_f64.copysign(x);
-    }
-    let implicit_one = 1_u64 << F64_FRACTION_BITS;
-    let significand = (x.to_bits() & (implicit_one - 1)) | implicit_one;
-    let is_odd = (significand >> dropped) & 1;
-    let below_half = (1_u64 << (dropped - 1)) - 1;
-    let units = (significand + below_half + is_odd) >> dropped;
-    let magnitude = units as f64 * power_of_two(unit);
-    let limit = power_of_two(max_exponent) * 2.0;
-    let magnitude = if magnitude < limit {
-        magnitude
-    } else {
-        f64::INFINITY
-    };
-    magnitude.copysign(x)
-}
-
-/// [`round`] of every element.
-pub fn round_all(dtype: Dtype, x: &[f64]) -> Vec<f64> {
-    x.iter().map(|&x| round(dtype, x)).collect()
-}
-
-/// The distance between neighboring values of `dtype` at `|x|`; at a power of two, the distance to
-/// the next larger value.
-///
-/// Below the normal numbers it is the smallest subnormal, beyond the finite ones the distance
-/// between the two largest. NaN gives NaN.
-pub fn ulp(dtype: Dtype, x: f64) -> f64 {
-    if x.is_nan() {
-        return x;
-    }
-    let (min_exponent, max_exponent) = dtype.exponents();
-    power_of_two(exponent(x).clamp(min_exponent, max_exponent) - dtype.fraction_bits())
-}
-
-/// An `f32` result rounded to `dtype`.
+/// An `f32` result rounded to what tensors of `dtype` hold.
 fn fit(dtype: Dtype, x: f32) -> f32 {
-    match dtype {
+    match dtype.stored() {
         Dtype::F32 => x,
-        Dtype::F16 | Dtype::Bf16 => round(dtype, f64::from(x)) as f32,
+        stored => round(stored, f64::from(x)) as f32,
+    }
+}
+
+/// An element of a tensor as products of matrices in `dtype` take it.
+fn operand(dtype: Dtype, x: f32) -> f32 {
+    match dtype {
+        Dtype::Tf32 => round(dtype, f64::from(x)) as f32,
+        Dtype::F32 | Dtype::F16 | Dtype::Bf16 => x,
     }
 }
 
@@ -123,6 +40,7 @@ fn fit_all(dtype: Dtype, x: &mut [f32]) {
 /// The inputs are rounded to `dtype`. Every operation (product of matrices, scale, each of the
 /// three steps of the softcap, bias, softmax, product of matrices) computes and sums in `f32` and
 /// rounds its result to `dtype`; the softmax does so once, at its end. `lse` is left in `f32`.
+/// [`Dtype::Tf32`] rounds the operands of products of matrices instead, and no result.
 /// Where a score overflows `dtype` the result is infinite or NaN, as it would be on a GPU.
 ///
 /// # Panics
@@ -146,7 +64,11 @@ pub fn forward_plain(dtype: Dtype, spec: &Spec, x: &Inputs) -> Output {
             *lse = f64::from(row.softmax(&head, i));
             sum.fill(0.0);
             for &j in &row.kept {
-                add_scaled(&mut sum, row.p[j], piece(&head.v, j, spec.val_dim));
+                add_scaled(
+                    &mut sum,
+                    operand(dtype, row.p[j]),
+                    piece(&head.v, j, spec.val_dim),
+                );
             }
             fit_all(dtype, &mut sum);
             store(piece_mut(out, i, spec.val_dim), &sum);
@@ -232,9 +154,10 @@ fn backward_head(
                 dbias[i * keys + j] = f64::from(ds);
             }
             let dx = fit(dtype, row.before_softcap(head, j, ds) * spec.scale as f32);
+            let (dx, p) = (operand(dtype, dx), operand(dtype, row.p[j]));
             add_scaled(&mut dq_sum, dx, piece(&head.k, j, dim));
             add_scaled(piece_mut(&mut dk, j, dim), dx, q);
-            add_scaled(piece_mut(&mut dv, j, val_dim), row.p[j], d_out);
+            add_scaled(piece_mut(&mut dv, j, val_dim), p, d_out);
         }
         fit_all(dtype, &mut dq_sum);
         store(piece_mut(dq, i, dim), &dq_sum);
@@ -258,7 +181,7 @@ impl Rounded {
             q: round_all(dtype, x.q),
             k: round_all(dtype, x.k),
             v: round_all(dtype, x.v),
-            bias: x.bias.map(|bias| round_all(dtype, bias)),
+            bias: x.bias.map(|bias| round_all(dtype.stored(), bias)),
         }
     }
 

@@ -5,7 +5,9 @@ use burn::module::{Content, DisplaySettings, Initializer, Module, ModuleDisplay}
 use burn::nn::{Dropout, DropoutConfig, Linear, LinearConfig};
 use burn::tensor::{Bool, Device, Tensor};
 
-use crate::{AttentionError, Causality, FlashOptions, GradientOrder, try_flash_attention};
+use crate::{
+    AttentionError, Causality, FlashOptions, GradientOrder, Precision, try_flash_attention,
+};
 
 /// Configuration of [`FlashMultiHeadAttention`]; fields as in Burn's `MultiHeadAttentionConfig`.
 ///
@@ -102,6 +104,7 @@ pub struct FlashMhaInput {
     mask_attn: Option<Tensor<3, Bool>>,
     causality: Causality,
     gradient: GradientOrder,
+    precision: Precision,
 }
 
 impl FlashMhaInput {
@@ -121,6 +124,7 @@ impl FlashMhaInput {
             mask_attn: None,
             causality: Causality::Full,
             gradient: GradientOrder::Deterministic,
+            precision: Precision::Full,
         }
     }
 
@@ -145,6 +149,13 @@ impl FlashMhaInput {
     /// Sums the gradient of the query in this order; see [`FlashOptions::gradient`].
     pub fn gradient_order(mut self, order: GradientOrder) -> Self {
         self.gradient = order;
+        self
+    }
+
+    /// Computes products of f32 as exactly as this; see [`FlashOptions::precision`]. The linear layers
+    /// are Burn's.
+    pub fn precision(mut self, precision: Precision) -> Self {
+        self.precision = precision;
         self
     }
 
@@ -250,6 +261,7 @@ impl FlashMultiHeadAttention {
             mask: input.mask()?,
             causality: input.causality,
             gradient: input.gradient,
+            precision: input.precision,
             ..FlashOptions::new()
         };
 

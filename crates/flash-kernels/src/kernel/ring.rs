@@ -4,7 +4,7 @@
 use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::generic_to_shared;
 
-use super::unit::{HalfFloat, hopper, mma::clamped};
+use super::unit::{HalfFloat, hopper, operand::clamped};
 use crate::plan::{BOX_COLS, Plan};
 
 /// A ring of stages in shared memory. Tiles are counted through from the beginning: tile `at` lies

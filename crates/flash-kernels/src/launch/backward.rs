@@ -4,11 +4,11 @@ use cubecl::{client::Client, prelude::*};
 use half::{bf16, f16};
 
 use super::{
-    ForwardOutput, MaskView, TensorView, address_type, alignment, check_views, dispatch, empty,
-    forward::class_for, grid, packed_alignment,
+    ForwardOutput, MaskView, TensorView, address_type, alignment, check_precision, check_views,
+    dispatch, empty, forward::class_for, grid, packed_alignment,
 };
 use crate::{
-    AttentionError, AttentionProblem, FloatKind, GradientOrder,
+    AttentionError, AttentionProblem, FloatKind, GradientOrder, Precision,
     kernel::backward::delta,
     plan::{Pass, Plan},
     select::{Alignment, DeviceClass, select},
@@ -95,6 +95,14 @@ impl BackwardPlans {
             None => GradientOrder::Deterministic,
         }
     }
+
+    /// How exactly the least exact of them multiplies.
+    pub fn precision(&self) -> Precision {
+        match (self.dq.precision, self.dkv.precision) {
+            (Precision::Full, Precision::Full) => Precision::Full,
+            (Precision::Tf32, _) | (_, Precision::Tf32) => Precision::Tf32,
+        }
+    }
 }
 
 /// The plans that [`backward`] would run for packed tensors.
@@ -137,7 +145,8 @@ pub fn backward(
 ///
 /// # Errors
 ///
-/// As [`backward`], and when the device cannot run the plans.
+/// As [`backward`], when the device cannot run the plans, and when they round what `problem` does not
+/// let them round.
 pub fn backward_with(
     client: &Client,
     problem: &AttentionProblem,
@@ -158,6 +167,8 @@ pub fn backward_with(
     plans.dq.check(&device)?;
     plans.dkv.check(&device)?;
     plans.fused.map_or(Ok(()), |plan| plan.check(&device))?;
+    check_precision(&plans.dq, problem)?;
+    check_precision(&plans.dkv, problem)?;
     check_outputs(problem, &inputs)?;
     let call = Call {
         client,

@@ -3,8 +3,8 @@
 use cubecl::{client::Client, prelude::*};
 
 use super::{
-    Launch, MaskView, TensorView, address_for, address_type, alignment, bindable, check_views,
-    dispatch, empty, grid, mask_arg, packed_alignment, split::Workspace,
+    Launch, MaskView, TensorView, address_for, address_type, alignment, bindable, check_precision,
+    check_views, dispatch, empty, grid, mask_arg, packed_alignment, split::Workspace,
 };
 use crate::{
     AttentionError, AttentionProblem,
@@ -83,7 +83,8 @@ pub fn forward(
 ///
 /// # Errors
 ///
-/// As [`forward`], and when the device cannot run `plan`.
+/// As [`forward`], when the device cannot run `plan`, and when `plan` rounds what `problem` does not let
+/// it round.
 pub fn forward_with(
     client: &Client,
     problem: &AttentionProblem,
@@ -95,6 +96,7 @@ pub fn forward_with(
 ) -> Result<ForwardOutput, AttentionError> {
     check_views(problem, q, k, v, mask)?;
     plan.check(&class_for(client, problem, &[q, k, v]))?;
+    check_precision(plan, problem)?;
     let shape = &problem.shape;
     let output = ForwardOutput {
         out: empty(client, shape.out(), problem.dtype.bytes()),

@@ -9,8 +9,8 @@ use cubecl::{
 use half::{bf16, f16};
 
 use crate::{
-    AttentionError, AttentionProblem, FloatKind, Masking,
-    kernel::unit::{self, Cmma, HalfFloat, MatrixUnit, Mma},
+    AttentionError, AttentionProblem, FloatKind, Masking, Precision,
+    kernel::unit::{self, Cmma, HalfFloat, MatrixUnit, Mma, Tf32},
     plan::{BOX_COLS, Plan, UnitKind},
     select::{Alignment, DeviceClass, widest},
 };
@@ -150,6 +150,31 @@ trait Launch {
     fn launch_overlapped<E: HalfFloat>(&self) -> Result<(), AttentionError>;
 }
 
+/// Does `plan` multiply as exactly as `problem` asks for, and by a unit that can? What is less exact is
+/// nobody's choice but the caller's.
+fn check_precision(plan: &Plan, problem: &AttentionProblem) -> Result<(), AttentionError> {
+    let exact = match (plan.unit, problem.dtype) {
+        (UnitKind::Mma, FloatKind::F32) => Precision::Tf32,
+        _ => Precision::Full,
+    };
+    let is_allowed = exact == Precision::Full || problem.precision == Precision::Tf32;
+    if is_allowed && plan.precision == exact {
+        return Ok(());
+    }
+    let allowed = match is_allowed {
+        true => format!(
+            "{exact:?}, as {:?} multiplies {:?}",
+            plan.unit, problem.dtype
+        ),
+        false => "Full, as the problem says".to_owned(),
+    };
+    Err(AttentionError::new(
+        "plan precision",
+        format!("{:?}", plan.precision),
+        allowed,
+    ))
+}
+
 /// The one place where a plan's unit becomes a type.
 fn dispatch(plan: &Plan, dtype: FloatKind, call: &impl Launch) -> Result<(), AttentionError> {
     match (plan.unit, dtype) {
@@ -160,12 +185,13 @@ fn dispatch(plan: &Plan, dtype: FloatKind, call: &impl Launch) -> Result<(), Att
         (UnitKind::Cmma, FloatKind::Bf16) => cmma::<bf16>(plan, call),
         (UnitKind::Mma, FloatKind::F16) => call.launch::<Mma<f16>, f16, f16>(),
         (UnitKind::Mma, FloatKind::Bf16) => call.launch::<Mma<bf16>, bf16, bf16>(),
+        (UnitKind::Mma, FloatKind::F32) => call.launch::<Mma<Tf32>, f32, f32>(),
         (UnitKind::Wgmma, FloatKind::F16) => call.launch_overlapped::<f16>(),
         (UnitKind::Wgmma, FloatKind::Bf16) => call.launch_overlapped::<bf16>(),
         (unit, FloatKind::F32) => Err(AttentionError::new(
             "plan",
             format!("{unit:?} for f32"),
-            "Scalar for f32",
+            "Scalar or Mma for f32",
         )),
     }
 }

@@ -3,7 +3,7 @@
 //! Lengths, strides, scale and head sizes below the padded ones are run-time values: a new one
 //! does not recompile.
 
-use crate::{Causality, Masking};
+use crate::{Causality, Masking, Precision};
 
 mod check;
 
@@ -66,6 +66,8 @@ pub struct Plan {
     pub masking: Masking,
     /// Bytes of an element in shared memory.
     pub stage_bytes: usize,
+    /// How operands of f32 are multiplied; [`Precision::Full`] for all others.
+    pub precision: Precision,
     /// Parts of the keys of a query tile, each walked by a cube of its own. Only whether there is
     /// more than one is compiled: see [`Plan::compiled`].
     pub splits: usize,
@@ -244,6 +246,15 @@ impl Plan {
         match self.copy {
             CopyKind::Boxes => cols.next_multiple_of(BOX_COLS),
             _ => cols + ROW_PAD_BYTES / self.stage_bytes,
+        }
+    }
+
+    /// Neighbouring columns of an accumulator that a unit of [`UnitKind::Mma`] holds: two accumulators
+    /// of f32 share their columns, since those come in vectors of two.
+    pub const fn accumulator_run(&self) -> usize {
+        match self.precision {
+            Precision::Full => 2,
+            Precision::Tf32 => 4,
         }
     }
 

@@ -64,8 +64,13 @@ fn every_option_is_a_few_roundings_from_the_specification() {
 
 #[test]
 fn inputs_are_rounded_first() {
-    let case = Case::new("", small()).with_mask().with_bias();
-    for dtype in DTYPES {
+    let case = Case::new("", small()).with_mask();
+    for dtype in DTYPES.into_iter().chain([Dtype::Tf32]) {
+        let case = match dtype {
+            // No operand of a product.
+            Dtype::Tf32 => case.clone(),
+            Dtype::F32 | Dtype::F16 | Dtype::Bf16 => case.clone().with_bias(),
+        };
         let rounded = rounded(dtype, case.clone());
         let d_out = round_all(dtype, &case.d_out());
         assert_eq!(
@@ -76,6 +81,33 @@ fn inputs_are_rounded_first() {
             backward_plain(dtype, &case.spec, &case.inputs(), &case.d_out()),
             backward_plain(dtype, &case.spec, &rounded.inputs(), &d_out)
         );
+    }
+}
+
+#[test]
+fn tf32_rounds_operands_and_no_result() {
+    let case = rounded(Dtype::Tf32, Case::new("", small()).with_mask());
+    let (spec, x) = (&case.spec, &case.inputs());
+    let [full, tf32] = [Dtype::F32, Dtype::Tf32].map(|dtype| forward_plain(dtype, spec, x));
+    // Operands of the scores are exact, those of the output are probabilities.
+    assert_eq!(full.lse, tf32.lse);
+    assert_ne!(round_all(Dtype::Tf32, &tf32.lse), tf32.lse);
+    assert_ne!(round_all(Dtype::Tf32, &tf32.out), tf32.out);
+    let error = distance(&tf32.out, &full.out);
+    let half_unit = max_abs(&case.v) / 2048.0;
+    assert!(error > half_unit / 64.0 && error < half_unit, "{error:e}");
+
+    let d_out = round_all(Dtype::Tf32, &case.d_out());
+    let gradients = |dtype| backward_plain(dtype, spec, x, &d_out);
+    let (full, tf32) = (gradients(Dtype::F32), gradients(Dtype::Tf32));
+    for (full, tf32) in [
+        (&full.dq, &tf32.dq),
+        (&full.dk, &tf32.dk),
+        (&full.dv, &tf32.dv),
+    ] {
+        assert_ne!(&round_all(Dtype::Tf32, tf32), tf32);
+        let error = error_in_ulp(Dtype::Tf32, tf32, full);
+        assert!(error > 0.01 && error < 2.0, "{error} ulp");
     }
 }
 

@@ -117,6 +117,26 @@ fn known_values() {
 }
 
 #[test]
+fn tf32_has_the_fraction_of_f16_and_the_range_of_f32() {
+    let mut state = 7;
+    for _ in 0..100_000 {
+        // Between 2^-8 and 2^8, where f16 is normal.
+        let bits = random(&mut state);
+        let x = f64::from_bits(bits & !(0x7ff << 52) | (1023 - 8 + (bits >> 52) % 16) << 52);
+        assert_eq!(round(Dtype::Tf32, x), round(Dtype::F16, x), "{x:e}");
+        let far = 2.0_f64.powi(100);
+        assert_eq!(
+            round(Dtype::Tf32, x * far),
+            round(Dtype::F16, x) * far,
+            "{x:e}"
+        );
+        assert_eq!(ulp(Dtype::Tf32, x / far), ulp(Dtype::F16, x) / far, "{x:e}");
+    }
+    assert_eq!(Dtype::Tf32.stored(), Dtype::F32);
+    assert_eq!(Dtype::Bf16.stored(), Dtype::Bf16);
+}
+
+#[test]
 fn rounding_happens_once() {
     // Just above a tie of the narrow format; by way of f32 it would become that tie and go down.
     for (dtype, half_unit) in [(Dtype::F16, -11), (Dtype::Bf16, -8)] {

@@ -1,21 +1,21 @@
-//! `mma.sync` m16n8k16 with operands by `ldmatrix`; probabilities never leave registers.
+//! `mma.sync` with operands by `ldmatrix`; probabilities never leave registers.
 //!
 //! A plane owns `plan.rows` rows. Fragment layouts are those of the PTX manual: with
-//! `g = lane / 4` and `t = lane % 4` an accumulator holds `(g, 2t) (g, 2t+1) (g+8, 2t) (g+8, 2t+1)`,
-//! so two accumulators side by side are one left operand once packed.
+//! `g = lane / 4` and `t = lane % 4` an accumulator holds `(g, 2t) (g, 2t+1) (g+8, 2t) (g+8, 2t+1)`.
+//! What depends on the element is behind `Operand`.
 
 use core::marker::PhantomData;
 
 use cubecl::prelude::*;
 
-use super::{MatrixUnit, Right, ptx, stage_elements, words::HalfFloat};
+use super::{MatrixUnit, Operand, Right, ptx, stage_elements};
 use crate::{
     kernel::tile::SharedTile,
     plan::{Plan, QueryOperand},
 };
 
 /// See the module.
-pub struct Mma<E: HalfFloat> {
+pub struct Mma<E: Operand> {
     _element: PhantomData<E>,
 }
 
@@ -27,9 +27,13 @@ pub struct MmaFrag {
     pub(super) m_tiles: usize,
     #[cube(comptime)]
     pub(super) n_tiles: usize,
+    /// Neighbouring columns of a unit: with 2, accumulator `n` has columns `8n ..`; with 4, two of them
+    /// take turns in the columns of both.
+    #[cube(comptime)]
+    pub(super) run: usize,
 }
 
-/// Left operands `[m16, k16]` in registers.
+/// Left operands `[m16, 32 bytes]` in registers.
 #[derive(CubeType)]
 pub struct MmaHeld {
     cells: Array<Vector<u32, Const<4>>>,
@@ -43,7 +47,7 @@ pub struct MmaLeft {
 }
 
 #[cube]
-fn lane() -> u32 {
+pub(super) fn lane() -> u32 {
     UNIT_POS % 32u32
 }
 
@@ -58,33 +62,40 @@ fn plane_row(#[comptime] plan: Plan) -> u32 {
     }
 }
 
-/// Address from which this lane's rows of a 16×16 block are read, for the lane order
+/// Address from which this lane's rows of a block of 16 rows are read, for the lane order
 /// (rows 0-7, rows 8-15, then the right half): left operands, and right ones transposed.
 #[cube]
-fn row_first<E: HalfFloat>(tile: &SharedTile<E, Const<8>>, first_row: u32) -> u32 {
+pub(super) fn row_first<S: Scalar, V: Size>(tile: &SharedTile<S, V>, first_row: u32) -> u32 {
     let row = first_row + lane() % 16u32;
-    let col = (lane() / 16u32) * 8u32;
     ptx::shared_address(&tile.data, tile.base)
-        + (row * comptime!(8 * tile.stride as u32) + col) * 2u32
+        + (row * comptime!(tile.stride as u32) + lane() / 16u32) * 16u32
 }
 
 /// Likewise for the order (columns 0-7, columns 8-15, then the lower half): right operands as
 /// they lie.
 #[cube]
-fn col_first<E: HalfFloat>(tile: &SharedTile<E, Const<8>>) -> u32 {
+fn col_first<S: Scalar, V: Size>(tile: &SharedTile<S, V>) -> u32 {
     let row = (lane() / 16u32) * 8u32 + lane() % 8u32;
-    let col = ((lane() / 8u32) % 2u32) * 8u32;
     ptx::shared_address(&tile.data, tile.base)
-        + (row * comptime!(8 * tile.stride as u32) + col) * 2u32
+        + (row * comptime!(tile.stride as u32) + lane() / 8u32 % 2u32) * 16u32
 }
 
-/// Bytes from a tile's block (0, 0) to its block at (`row`, `col`), `stride` in vectors of 8.
-const fn block_offset(row: usize, col: usize, stride: usize) -> u32 {
-    (2 * (row * 8 * stride + col)) as u32
+/// Bytes from a tile's first block to the one at `row` and `block`; `stride` in vectors of 16 bytes.
+pub(super) const fn block_offset(row: usize, block: usize, stride: usize) -> u32 {
+    (16 * (row * stride + 2 * block)) as u32
+}
+
+/// Blocks of 32 bytes, the depth of an instruction, in `depth` elements.
+const fn blocks(depth: usize, plan: Plan) -> usize {
+    depth * plan.stage_bytes / 32
 }
 
 #[cube]
-fn zeros(#[comptime] m_tiles: usize, #[comptime] n_tiles: usize) -> MmaFrag {
+fn zeros(
+    #[comptime] m_tiles: usize,
+    #[comptime] n_tiles: usize,
+    #[comptime] run: usize,
+) -> MmaFrag {
     let mut cells = Array::<Vector<f32, Const<4>>>::new(comptime!(m_tiles * n_tiles));
     #[unroll]
     for i in 0..comptime!(m_tiles * n_tiles) {
@@ -94,10 +105,11 @@ fn zeros(#[comptime] m_tiles: usize, #[comptime] n_tiles: usize) -> MmaFrag {
         cells,
         m_tiles,
         n_tiles,
+        run,
     }
 }
 
-/// Half of what one `ldmatrix` of a right operand brought: the 16×8 block `half`.
+/// Half of what one `ldmatrix` of a right operand brought: the block `half` of 8 columns.
 #[cube]
 fn right_half(both: Vector<u32, Const<4>>, #[comptime] half: usize) -> Vector<u32, Const<2>> {
     let mut out = Vector::<u32, Const<2>>::empty();
@@ -106,9 +118,16 @@ fn right_half(both: Vector<u32, Const<4>>, #[comptime] half: usize) -> Vector<u3
     out
 }
 
+/// Which cell holds a unit's `(r, c)`, and where.
+const fn place(r: usize, c: usize, n_tiles: usize, run: usize) -> (usize, usize) {
+    // Of a run of 4, the first two are the first columns of two accumulators.
+    let (tile, column) = (c / run * (run / 2) + c % (run / 2), c % run / (run / 2));
+    (r / 2 * n_tiles + tile, r % 2 * 2 + column)
+}
+
 /// `frag[m, 2·pair ..] += a·both` for one left block and the two right blocks of a load.
 #[cube]
-fn multiply_pair<E: HalfFloat>(
+fn multiply_pair<E: Operand>(
     frag: &mut MmaFrag,
     a: Vector<u32, Const<4>>,
     both: Vector<u32, Const<4>>,
@@ -118,8 +137,7 @@ fn multiply_pair<E: HalfFloat>(
     #[unroll]
     for half in 0..2usize {
         let i = comptime!(m * frag.n_tiles + 2 * pair + half);
-        frag.cells[i] =
-            ptx::mma_m16n8k16(a, right_half(both, half), frag.cells[i], comptime!(E::PTX));
+        frag.cells[i] = E::multiply(a, right_half(both, half), frag.cells[i]);
     }
 }
 
@@ -131,19 +149,18 @@ fn left_block(
     #[comptime] depth: usize,
     #[comptime] plan: Plan,
 ) -> Vector<u32, Const<4>> {
-    let k_tiles = comptime!(depth / 16);
     if comptime!(plan.queries == QueryOperand::Resident) {
-        a.cells[comptime!(m * k_tiles + k)]
+        a.cells[comptime!(m * blocks(depth, plan) + k)]
     } else {
-        let stride = comptime!(plan.row_stride(depth) / 8);
-        ptx::ldmatrix(a.address, comptime!(block_offset(16 * m, 16 * k, stride)))
+        let stride = comptime!(plan.row_stride(depth) / plan.vector_elems());
+        ptx::ldmatrix(a.address, comptime!(block_offset(16 * m, k, stride)))
     }
 }
 
 #[cube]
-impl<E: HalfFloat> MatrixUnit for Mma<E> {
-    type Stage = E;
-    type Width = Const<8>;
+impl<E: Operand> MatrixUnit for Mma<E> {
+    type Stage = E::Stage;
+    type Width = E::Width;
     type Left = MmaLeft;
     type Held = MmaHeld;
     type Frag = MmaFrag;
@@ -151,24 +168,24 @@ impl<E: HalfFloat> MatrixUnit for Mma<E> {
     type Scratch = ();
 
     fn stage<L: Numeric, W: Size>(
-        value: Vector<E, Const<8>>,
+        value: Vector<E::Stage, E::Width>,
         loaded: Vector<L, W>,
         #[comptime] j: usize,
         #[comptime] _plan: Plan,
-    ) -> Vector<E, Const<8>> {
-        stage_elements::<E, Const<8>, L, W>(value, loaded, j)
+    ) -> Vector<E::Stage, E::Width> {
+        stage_elements::<E::Stage, E::Width, L, W>(value, loaded, j)
     }
 
     fn scratch(#[comptime] _plan: Plan) {}
 
     fn left(
-        tile: &SharedTile<E, Const<8>>,
+        tile: &SharedTile<E::Stage, E::Width>,
         #[comptime] depth: usize,
         #[comptime] plan: Plan,
     ) -> MmaLeft {
         let address = row_first(tile, plane_row(plan));
         let m_tiles = comptime!(plan.rows / 16);
-        let k_tiles = comptime!(depth / 16);
+        let k_tiles = comptime!(blocks(depth, plan));
         let resident = comptime!(plan.queries == QueryOperand::Resident);
         let len = comptime!(if resident { m_tiles * k_tiles } else { 1 });
         let mut cells = Array::<Vector<u32, Const<4>>>::new(len);
@@ -177,27 +194,30 @@ impl<E: HalfFloat> MatrixUnit for Mma<E> {
             for m in 0..m_tiles {
                 #[unroll]
                 for k in 0..k_tiles {
-                    let offset = comptime!(block_offset(16 * m, 16 * k, tile.stride));
-                    cells[comptime!(m * k_tiles + k)] = ptx::ldmatrix(address, offset);
+                    let offset = comptime!(block_offset(16 * m, k, tile.stride));
+                    let words = ptx::ldmatrix(address, offset);
+                    cells[comptime!(m * k_tiles + k)] = E::taken(words);
                 }
             }
+        } else {
+            E::take_rows(tile, plane_row(plan), depth, plan);
         }
         MmaLeft { cells, address }
     }
 
     fn product(
         a: &MmaLeft,
-        b: &SharedTile<E, Const<8>>,
+        b: &SharedTile<E::Stage, E::Width>,
         _scratch: &mut (),
         #[comptime] depth: usize,
         #[comptime] plan: Plan,
     ) -> MmaFrag {
         let m_tiles = comptime!(plan.rows / 16);
         let n_tiles = comptime!(plan.tile.block_n / 8);
-        let mut frag = zeros(m_tiles, n_tiles);
+        let mut frag = zeros(m_tiles, n_tiles, 2usize);
         let address = col_first(b);
         #[unroll]
-        for k in 0..comptime!(depth / 16) {
+        for k in 0..comptime!(blocks(depth, plan)) {
             let mut left = Array::<Vector<u32, Const<4>>>::new(m_tiles);
             #[unroll]
             for m in 0..m_tiles {
@@ -205,8 +225,8 @@ impl<E: HalfFloat> MatrixUnit for Mma<E> {
             }
             #[unroll]
             for pair in 0..comptime!(n_tiles / 2) {
-                let offset = comptime!(block_offset(16 * pair, 16 * k, b.stride));
-                let both = ptx::ldmatrix(address, offset);
+                let offset = comptime!(block_offset(16 * pair, k, b.stride));
+                let both = E::taken(ptx::ldmatrix(address, offset));
                 #[unroll]
                 for m in 0..m_tiles {
                     multiply_pair::<E>(&mut frag, left[m], both, m, pair);
@@ -216,23 +236,14 @@ impl<E: HalfFloat> MatrixUnit for Mma<E> {
         frag
     }
 
-    fn hold(frag: &MmaFrag, _scratch: &mut (), #[comptime] _plan: Plan) -> MmaHeld {
-        let k_tiles = comptime!(frag.n_tiles / 2);
+    fn hold(frag: &MmaFrag, _scratch: &mut (), #[comptime] plan: Plan) -> MmaHeld {
+        let k_tiles = comptime!(blocks(8 * frag.n_tiles, plan));
         let mut cells = Array::<Vector<u32, Const<4>>>::new(comptime!(frag.m_tiles * k_tiles));
         #[unroll]
         for m in 0..comptime!(frag.m_tiles) {
             #[unroll]
             for k in 0..k_tiles {
-                let mut block = Vector::<u32, Const<4>>::empty();
-                #[unroll]
-                for half in 0..2usize {
-                    let x = frag.cells[comptime!(m * frag.n_tiles + 2 * k + half)];
-                    let upper = ptx::pack(x.extract(0usize), x.extract(1usize), comptime!(E::PTX));
-                    let lower = ptx::pack(x.extract(2usize), x.extract(3usize), comptime!(E::PTX));
-                    block.insert(comptime!(2 * half), upper);
-                    block.insert(comptime!(2 * half + 1), lower);
-                }
-                cells[comptime!(m * k_tiles + k)] = block;
+                cells[comptime!(m * k_tiles + k)] = E::held(frag, m, k);
             }
         }
         MmaHeld { cells }
@@ -241,28 +252,25 @@ impl<E: HalfFloat> MatrixUnit for Mma<E> {
     fn reuse(#[comptime] _plan: Plan) {}
 
     fn zero(#[comptime] cols: usize, #[comptime] plan: Plan) -> MmaFrag {
-        zeros(comptime!(plan.rows / 16), comptime!(cols / 8))
+        let run = comptime!(plan.accumulator_run());
+        zeros(comptime!(plan.rows / 16), comptime!(cols / 8), run)
     }
 
     fn accumulate(
         acc: &mut MmaFrag,
         a: &MmaHeld,
-        b: &SharedTile<E, Const<8>>,
+        b: &SharedTile<E::Stage, E::Width>,
         _scratch: &mut (),
         #[comptime] right: Right,
         #[comptime] plan: Plan,
     ) {
-        let k_tiles = comptime!(plan.tile.block_n / 16);
-        let address = row_first(b, 0u32);
+        let k_tiles = comptime!(blocks(plan.tile.block_n, plan));
+        let address = E::right_address(b);
         #[unroll]
         for k in 0..k_tiles {
             #[unroll]
             for pair in 0..comptime!(acc.n_tiles / 2) {
-                let offset = comptime!(block_offset(16 * k, 16 * pair, b.stride));
-                let mut both = ptx::ldmatrix_trans(address, offset);
-                if comptime!(right == Right::Finite) {
-                    both = clamped::<E>(both);
-                }
+                let both = E::right_pair(address, k, pair, comptime!(b.stride), right);
                 #[unroll]
                 for m in 0..comptime!(acc.m_tiles) {
                     let left = a.cells[comptime!(m * k_tiles + k)];
@@ -318,6 +326,7 @@ impl<E: HalfFloat> MatrixUnit for Mma<E> {
             cells,
             m_tiles,
             n_tiles,
+            run: comptime!(acc.run),
         }
     }
 
@@ -334,18 +343,18 @@ impl<E: HalfFloat> MatrixUnit for Mma<E> {
     }
 
     fn run(frag: &MmaFrag) -> comptime_type!(usize) {
-        let _ = comptime!(frag.n_tiles);
-        2usize
+        comptime!(frag.run)
     }
 
     fn get(frag: &MmaFrag, #[comptime] r: usize, #[comptime] c: usize) -> f32 {
-        frag.cells[comptime!(r / 2 * frag.n_tiles + c / 2)].extract(comptime!(r % 2 * 2 + c % 2))
+        let (cell, part) = comptime!(place(r, c, frag.n_tiles, frag.run));
+        frag.cells[cell].extract(part)
     }
 
     fn set(frag: &mut MmaFrag, #[comptime] r: usize, #[comptime] c: usize, value: f32) {
-        let i = comptime!(r / 2 * frag.n_tiles + c / 2);
+        let (i, part) = comptime!(place(r, c, frag.n_tiles, frag.run));
         let mut cell = frag.cells[i];
-        cell.insert(comptime!(r % 2 * 2 + c % 2), value);
+        cell.insert(part, value);
         frag.cells[i] = cell;
     }
 
@@ -355,8 +364,8 @@ impl<E: HalfFloat> MatrixUnit for Mma<E> {
     }
 
     fn col(frag: &MmaFrag, #[comptime] c: usize, #[comptime] _plan: Plan) -> u32 {
-        let _ = comptime!(frag.n_tiles);
-        (lane() % 4u32) * 2u32 + comptime!((c / 2 * 8 + c % 2) as u32)
+        let run = comptime!(frag.run);
+        (lane() % 4u32) * comptime!(run as u32) + comptime!((c / run * 4 * run + c % run) as u32)
     }
 
     fn reduce_max(values: &mut Array<f32>, _scratch: &mut (), #[comptime] plan: Plan) {
@@ -374,16 +383,4 @@ impl<E: HalfFloat> MatrixUnit for Mma<E> {
             values[r] = x + ptx::shuffle_xor(x, 2u32);
         }
     }
-}
-
-/// `words` with the largest number of `E` for NaN and infinities.
-#[cube]
-pub(crate) fn clamped<E: HalfFloat>(words: Vector<u32, Const<4>>) -> Vector<u32, Const<4>> {
-    let mut words = words;
-    #[unroll]
-    for i in 0..4usize {
-        let word = ptx::clamp(words.extract(i), comptime!(E::LARGEST), comptime!(E::PTX));
-        words.insert(i, word);
-    }
-    words
 }

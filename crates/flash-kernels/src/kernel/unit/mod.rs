@@ -8,6 +8,7 @@ use crate::plan::Plan;
 pub mod cmma;
 pub mod hopper;
 pub mod mma;
+pub mod operand;
 pub mod ptx;
 pub mod scalar;
 pub mod visible;
@@ -17,6 +18,7 @@ pub mod words;
 
 pub use cmma::Cmma;
 pub use mma::Mma;
+pub use operand::{Operand, Tf32};
 pub use scalar::Scalar;
 pub use words::HalfFloat;
 

@@ -159,6 +159,66 @@ pub fn mma_m16n8k16(
     out
 }
 
+/// `c + a·b` for `a` 16×8, `b` 8×8 of tf32, `c` 16×8 of f32. The 13 bits that tf32 has not are ignored.
+#[cube]
+pub fn mma_m16n8k8(
+    a: Vector<u32, Const<4>>,
+    b: Vector<u32, Const<2>>,
+    c: Vector<f32, Const<4>>,
+) -> Vector<f32, Const<4>> {
+    let out: Vector<f32, Const<4>>;
+    gpu_asm!(
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {o}, {a}, {b}, {c};",
+        o = out(_) out,
+        a = in(_) Vector::<u32, Const<4>>::cast_from(a),
+        b = in(_) Vector::<u32, Const<2>>::cast_from(b),
+        c = in(_) Vector::<f32, Const<4>>::cast_from(c),
+        options(pure, nomem)
+    );
+    out
+}
+
+/// The bits of an f32, rounded to tf32: to the nearest, away from zero of two equally near. What tf32
+/// has no bits for may hold anything.
+#[cube]
+pub fn round_tf32(x: u32) -> u32 {
+    let out: u32;
+    gpu_asm!(
+        "cvt.rna.tf32.f32 {o}, {x};",
+        o = out(_) out,
+        x = in(_) u32::cast_from(x),
+        options(pure, nomem)
+    );
+    out
+}
+
+/// The bits of an f32, clamped to `±largest` (its bits); NaN becomes `largest`.
+#[cube]
+pub fn clamp_f32(x: u32, #[comptime] largest: u32) -> u32 {
+    let out: u32;
+    let smallest = comptime!(largest | 0x8000_0000);
+    gpu_asm!(
+        "{{ .reg .b32 t, u; mov.b32 u, {largest}; min.f32 t, {x}, u; mov.b32 u, {smallest}; max.f32 {o}, t, u; }}",
+        o = out(_) out,
+        x = in(_) u32::cast_from(x),
+        options(pure, nomem)
+    );
+    out
+}
+
+/// 8 bytes of shared memory.
+#[cube]
+pub fn load_pair(address: u32, #[comptime] offset: u32) -> Vector<u32, Const<2>> {
+    let out: Vector<u32, Const<2>>;
+    gpu_asm!(
+        "ld.shared.v2.b32 {o}, [{a} + {offset}];",
+        o = out(_) out,
+        a = in(_) u32::cast_from(address),
+        options(nomem)
+    );
+    out
+}
+
 /// Two f32 rounded to `types` (`f16` or `bf16`) in one register, `lo` in the low half.
 #[cube]
 pub fn pack(lo: f32, hi: f32, #[comptime] types: &'static str) -> u32 {
