@@ -266,9 +266,10 @@ fn wide_gradients_of_wgmma() -> Vec<Ask> {
     let masking = Masking::Dense;
     let causality = Causality::Causal;
     let uneven = [dkv(192, 128), dkv(64, 256)].map(|ask| Ask { causality, ..ask });
-    let wide = dkv(256, 256);
-    asks.extend([wide, Ask { masking, ..wide }]);
+    asks.push(dkv(256, 256));
     asks.extend(uneven);
+    let masked = gradients(FloatKind::F16, &[192, 256]).into_iter();
+    asks.extend(masked.map(|ask| Ask { masking, ..ask }));
     asks
 }
 
