@@ -82,6 +82,7 @@ table! {
     Forward Wgmma  Ptx      128 [128 128] [384 16] Own    Reread masking None,
     Forward Wgmma  Ptx      128 [128  96] [384 16] Own    Reread,
     Forward Wgmma  Ptx      192 [128 112] [384 16] Own    Reread masking None,
+    Forward Wgmma  Ptx      256 [128  64] [384 16] Own    Reread to 2047 masking None when Causal,
     Forward Wgmma  Ptx      256 [128  80] [384 16] Own    Reread masking None,
     Forward Wgmma  Ptx      256 [128  64] [384 16] Own    Reread,
     Forward Mma    Ptx      128 [ 64 64] [128 16] Own    Reread to 64,
@@ -270,6 +271,8 @@ fn plan(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Alig
     let copy = match row.isa {
         _ if row.unit == UnitKind::Wgmma => CopyKind::Boxes,
         Isa::Ptx if problem.dtype.bytes() == stage_bytes && align.0 >= whole => CopyKind::Async,
+        // The sums of dk and dv leave no registers to carry the next tiles in.
+        _ if row.pass == Pass::Dkv && row.queries == QueryOperand::Lent => CopyKind::Vector,
         _ if row.unit == UnitKind::Cmma && row.values == ValueBuffer::Own => CopyKind::Ahead,
         _ => CopyKind::Vector,
     };
