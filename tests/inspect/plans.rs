@@ -3,6 +3,7 @@
 use flash_kernels::{
     AttentionError, AttentionProblem, AttentionShape, Causality, DeviceClass, FloatKind, Isa,
     Masking, Pass, Plan, Precision,
+    plan::Rounding,
     select::{Alignment, select, widest},
 };
 
@@ -19,6 +20,7 @@ pub const HOPPER: DeviceClass = DeviceClass {
     cmma_f16: true,
     cmma_bf16: true,
     wgmma: true,
+    rounding: Rounding::Even,
     processors: 132,
     few_queries: true,
     wide_addresses: true,
@@ -28,6 +30,7 @@ pub const HOPPER: DeviceClass = DeviceClass {
 pub const AMPERE: DeviceClass = DeviceClass {
     shared_bytes: 163 * 1024,
     wgmma: false,
+    rounding: Rounding::Away,
     processors: 108,
     few_queries: true,
     ..HOPPER
@@ -40,6 +43,7 @@ pub const VULKAN: DeviceClass = DeviceClass {
     max_cubes: (65_535, 65_535),
     max_vector: 4,
     wgmma: false,
+    rounding: Rounding::Away,
     processors: 1,
     few_queries: true,
     ..HOPPER

@@ -6,7 +6,7 @@ use cubecl::{
     ir::{AddressType, DeviceProperties, ElemType, FloatKind as CubeFloat},
 };
 
-use crate::{FloatKind, Isa};
+use crate::{FloatKind, Isa, plan::Rounding};
 
 /// Whether rows for few queries are taken, and keys split. Both pass the tests in software (`Scalar`,
 /// with parts that tests force) and the offline inspection; a run on a GPU is due.
@@ -37,6 +37,8 @@ pub struct DeviceClass {
     pub cmma_bf16: bool,
     /// Warpgroup products and boxed copies of sm_90, which no other architecture has.
     pub wgmma: bool,
+    /// How f32 is rounded to tf32, where products are.
+    pub rounding: Rounding,
     /// Cubes that can run at the same time if each fills a processor; 1 where it is not known.
     pub processors: usize,
     /// Rows for few queries are taken, and keys split among cubes: see `FEW_QUERIES_ARE_CONFIRMED`.
@@ -78,6 +80,10 @@ impl DeviceClass {
             wgmma: isa == Isa::Ptx
                 && sm(device) == Some(90)
                 && device.features.tma.contains(Tma::Base),
+            rounding: match sm(device) {
+                Some(90..) => Rounding::Even,
+                _ => Rounding::Away,
+            },
             processors: hardware.num_streaming_multiprocessors.unwrap_or(1) as usize,
             few_queries: FEW_QUERIES_ARE_CONFIRMED,
             wide_addresses: device.supports_address(AddressType::U64),
