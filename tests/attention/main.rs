@@ -32,6 +32,7 @@ mod gradients;
 mod large;
 mod masks;
 mod numerics;
+mod precision;
 mod problem;
 mod regression;
 mod report;

@@ -3,6 +3,7 @@
 use flash_kernels::{
     AttentionError, AttentionProblem, AttentionShape, Causality, DeviceClass, FloatKind, Isa,
     Masking, Pass, Plan, Precision,
+    plan::Rounding,
     select::{Alignment, select, widest},
 };
 
@@ -19,6 +20,7 @@ pub const HOPPER: DeviceClass = DeviceClass {
     cmma_f16: true,
     cmma_bf16: true,
     wgmma: true,
+    rounding: Rounding::Even,
     processors: 132,
     wide_addresses: true,
 };
@@ -27,6 +29,7 @@ pub const HOPPER: DeviceClass = DeviceClass {
 pub const AMPERE: DeviceClass = DeviceClass {
     shared_bytes: 163 * 1024,
     wgmma: false,
+    rounding: Rounding::Away,
     processors: 108,
     ..HOPPER
 };
@@ -38,6 +41,7 @@ pub const VULKAN: DeviceClass = DeviceClass {
     max_cubes: (65_535, 65_535),
     max_vector: 4,
     wgmma: false,
+    rounding: Rounding::Away,
     processors: 1,
     ..HOPPER
 };

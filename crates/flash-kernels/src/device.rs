@@ -6,7 +6,7 @@ use cubecl::{
     ir::{AddressType, DeviceProperties, ElemType, FloatKind as CubeFloat},
 };
 
-use crate::{FloatKind, Isa};
+use crate::{FloatKind, Isa, plan::Rounding};
 
 /// What a device can do, as far as the table asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +33,8 @@ pub struct DeviceClass {
     pub cmma_bf16: bool,
     /// Warpgroup products and boxed copies of sm_90, which no other architecture has.
     pub wgmma: bool,
+    /// How f32 is rounded to tf32, where products are.
+    pub rounding: Rounding,
     /// Cubes that can run at the same time if each fills a processor; 1 where it is not known.
     pub processors: usize,
     /// Buffers of more than 2^32 elements can be addressed.
@@ -72,6 +74,10 @@ impl DeviceClass {
             wgmma: isa == Isa::Ptx
                 && sm(device) == Some(90)
                 && device.features.tma.contains(Tma::Base),
+            rounding: match sm(device) {
+                Some(90..) => Rounding::Even,
+                _ => Rounding::Away,
+            },
             processors: hardware.num_streaming_multiprocessors.unwrap_or(1) as usize,
             wide_addresses: device.supports_address(AddressType::U64),
         }

@@ -143,9 +143,9 @@ table! {
     Dq      Mma    Ptx      256 [ 64 16] [128 16] Own    Reread in Tf32,
     Dq      Mma    Ptx      256 [ 32 16] [ 64 16] Own    Reread in Tf32,
     Dq      Mma    Ptx      256 [ 16 16] [ 32 16] Own    Reread in Tf32,
-    Dkv     Mma    Ptx       64 [128 32] [128 32] Own    Reread having 200 in Tf32,
+    Dkv     Mma    Ptx       64 [128 32] [128 32] Own    Reread masking None having 200 in Tf32,
     Dkv     Mma    Ptx       64 [ 64 32] [128 16] Own    Reread in Tf32,
-    Dkv     Mma    Ptx      128 [128 32] [256 16] Own    Reread having 200 in Tf32,
+    Dkv     Mma    Ptx      128 [128 32] [256 16] Own    Reread masking None having 200 in Tf32,
     Dkv     Mma    Ptx      128 [ 64 32] [128 16] Own    Reread in Tf32,
     Dkv     Mma    Ptx      128 [ 32 16] [ 64 16] Own    Reread in Tf32,
     Dkv     Mma    Ptx      256 [ 64 16] [128 16] Own    Reread in Tf32,
@@ -266,6 +266,11 @@ fn plan(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Alig
         UnitKind::Cmma => (16, 16, 4),
         UnitKind::Mma | UnitKind::Wgmma => (16, 16, 16 / stage_bytes),
     };
+    let run = match row.unit {
+        UnitKind::Mma => 2,
+        UnitKind::Wgmma => 8,
+        UnitKind::Scalar | UnitKind::Cmma => 4,
+    };
     // A 16-byte copy needs 16-byte rows of the very type that is staged.
     let whole = 16 / stage_bytes;
     let copy = match row.isa {
@@ -285,7 +290,7 @@ fn plan(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Alig
     let planes = device
         .plane_size
         .filter(|size| size.is_power_of_two() && *size >= across);
-    let plan = Plan {
+    Plan {
         pass: row.pass,
         unit: row.unit,
         isa: device.isa,
@@ -304,7 +309,7 @@ fn plan(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Alig
         rows: row.rows,
         copy,
         load_width,
-        store_width: 1,
+        store_width: store_width(row.pass, problem, run.min(device.max_vector)),
         queries: row.queries,
         reduction: match planes {
             Some(_) => Reduction::Plane,
@@ -324,16 +329,8 @@ fn plan(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Alig
         masking: problem.masking,
         stage_bytes,
         precision: row.precision,
+        rounding: device.rounding,
         splits: 1,
-    };
-    let run = match row.unit {
-        UnitKind::Mma => plan.accumulator_run(),
-        UnitKind::Wgmma => 8,
-        UnitKind::Scalar | UnitKind::Cmma => 4,
-    };
-    Plan {
-        store_width: store_width(row.pass, problem, run.min(device.max_vector)),
-        ..plan
     }
 }
 

@@ -1,7 +1,7 @@
 //! What a plan needs of a device.
 
-use super::{Isa, Pass, Plan, Reduction, UnitKind, ValueBuffer};
-use crate::{AttentionError, DeviceClass};
+use super::{Isa, Pass, Plan, Reduction, Rounding, UnitKind, ValueBuffer};
+use crate::{AttentionError, DeviceClass, Precision};
 
 impl Plan {
     /// Can `device` run this plan?
@@ -53,6 +53,16 @@ impl Plan {
                 "instruction set",
                 "not PTX",
                 "PTX of sm_80 or later through CubeCL's C++ compiler (feature cuda-cpp)",
+            ));
+        }
+        if self.precision == Precision::Tf32
+            && self.rounding == Rounding::Even
+            && device.rounding != Rounding::Even
+        {
+            return Err(AttentionError::device(
+                "rounding to tf32",
+                "Away",
+                "Even, of sm_90 or later",
             ));
         }
         if self.unit == UnitKind::Wgmma && !matches!(self.consumers(), 2..=4) {

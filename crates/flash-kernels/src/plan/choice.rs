@@ -75,6 +75,15 @@ pub enum QueryOperand {
     Reread,
 }
 
+/// How f32 becomes tf32: to the nearest either way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rounding {
+    /// Of two equally near, away from zero: two instructions, of sm_80.
+    Away,
+    /// Of two equally near, the even one: one instruction, of sm_90.
+    Even,
+}
+
 /// When the scale is applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ScaleKind {

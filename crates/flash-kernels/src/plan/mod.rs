@@ -11,7 +11,8 @@ mod choice;
 mod split;
 
 pub use choice::{
-    CopyKind, Exponent, Isa, Pass, QueryOperand, Reduction, ScaleKind, UnitKind, ValueBuffer,
+    CopyKind, Exponent, Isa, Pass, QueryOperand, Reduction, Rounding, ScaleKind, UnitKind,
+    ValueBuffer,
 };
 
 /// Sizes of the tiles of one cube. All are comptime.
@@ -68,6 +69,8 @@ pub struct Plan {
     pub stage_bytes: usize,
     /// How operands of f32 are multiplied; [`Precision::Full`] for all others.
     pub precision: Precision,
+    /// How those of [`Precision::Tf32`] are rounded.
+    pub rounding: Rounding,
     /// Parts of the keys of a query tile, each walked by a cube of its own. Only whether there is
     /// more than one is compiled: see [`Plan::compiled`].
     pub splits: usize,
@@ -246,15 +249,6 @@ impl Plan {
         match self.copy {
             CopyKind::Boxes => cols.next_multiple_of(BOX_COLS),
             _ => cols + ROW_PAD_BYTES / self.stage_bytes,
-        }
-    }
-
-    /// Neighbouring columns of an accumulator that a unit of [`UnitKind::Mma`] holds: two accumulators
-    /// of f32 share their columns, since those come in vectors of two.
-    pub const fn accumulator_run(&self) -> usize {
-        match self.precision {
-            Precision::Full => 2,
-            Precision::Tf32 => 4,
         }
     }
 

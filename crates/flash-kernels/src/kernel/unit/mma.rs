@@ -27,10 +27,6 @@ pub struct MmaFrag {
     pub(super) m_tiles: usize,
     #[cube(comptime)]
     pub(super) n_tiles: usize,
-    /// Neighbouring columns of a unit: with 2, accumulator `n` has columns `8n ..`; with 4, two of them
-    /// take turns in the columns of both.
-    #[cube(comptime)]
-    pub(super) run: usize,
 }
 
 /// Left operands `[m16, 32 bytes]` in registers.
@@ -91,11 +87,7 @@ const fn blocks(depth: usize, plan: Plan) -> usize {
 }
 
 #[cube]
-fn zeros(
-    #[comptime] m_tiles: usize,
-    #[comptime] n_tiles: usize,
-    #[comptime] run: usize,
-) -> MmaFrag {
+fn zeros(#[comptime] m_tiles: usize, #[comptime] n_tiles: usize) -> MmaFrag {
     let mut cells = Array::<Vector<f32, Const<4>>>::new(comptime!(m_tiles * n_tiles));
     #[unroll]
     for i in 0..comptime!(m_tiles * n_tiles) {
@@ -105,7 +97,6 @@ fn zeros(
         cells,
         m_tiles,
         n_tiles,
-        run,
     }
 }
 
@@ -116,13 +107,6 @@ fn right_half(both: Vector<u32, Const<4>>, #[comptime] half: usize) -> Vector<u3
     out.insert(0usize, both.extract(comptime!(2 * half)));
     out.insert(1usize, both.extract(comptime!(2 * half + 1)));
     out
-}
-
-/// Which cell holds a unit's `(r, c)`, and where.
-const fn place(r: usize, c: usize, n_tiles: usize, run: usize) -> (usize, usize) {
-    // Of a run of 4, the first two are the first columns of two accumulators.
-    let (tile, column) = (c / run * (run / 2) + c % (run / 2), c % run / (run / 2));
-    (r / 2 * n_tiles + tile, r % 2 * 2 + column)
 }
 
 /// `frag[m, 2·pair ..] += a·both` for one left block and the two right blocks of a load.
@@ -196,7 +180,7 @@ impl<E: Operand> MatrixUnit for Mma<E> {
                 for k in 0..k_tiles {
                     let offset = comptime!(block_offset(16 * m, k, tile.stride));
                     let words = ptx::ldmatrix(address, offset);
-                    cells[comptime!(m * k_tiles + k)] = E::taken(words);
+                    cells[comptime!(m * k_tiles + k)] = E::taken(words, plan);
                 }
             }
         } else {
@@ -214,7 +198,7 @@ impl<E: Operand> MatrixUnit for Mma<E> {
     ) -> MmaFrag {
         let m_tiles = comptime!(plan.rows / 16);
         let n_tiles = comptime!(plan.tile.block_n / 8);
-        let mut frag = zeros(m_tiles, n_tiles, 2usize);
+        let mut frag = zeros(m_tiles, n_tiles);
         let address = col_first(b);
         #[unroll]
         for k in 0..comptime!(blocks(depth, plan)) {
@@ -226,7 +210,7 @@ impl<E: Operand> MatrixUnit for Mma<E> {
             #[unroll]
             for pair in 0..comptime!(n_tiles / 2) {
                 let offset = comptime!(block_offset(16 * pair, k, b.stride));
-                let both = E::taken(ptx::ldmatrix(address, offset));
+                let both = E::taken(ptx::ldmatrix(address, offset), plan);
                 #[unroll]
                 for m in 0..m_tiles {
                     multiply_pair::<E>(&mut frag, left[m], both, m, pair);
@@ -243,7 +227,7 @@ impl<E: Operand> MatrixUnit for Mma<E> {
         for m in 0..comptime!(frag.m_tiles) {
             #[unroll]
             for k in 0..k_tiles {
-                cells[comptime!(m * k_tiles + k)] = E::held(frag, m, k);
+                cells[comptime!(m * k_tiles + k)] = E::held(frag, m, k, plan);
             }
         }
         MmaHeld { cells }
@@ -252,8 +236,7 @@ impl<E: Operand> MatrixUnit for Mma<E> {
     fn reuse(#[comptime] _plan: Plan) {}
 
     fn zero(#[comptime] cols: usize, #[comptime] plan: Plan) -> MmaFrag {
-        let run = comptime!(plan.accumulator_run());
-        zeros(comptime!(plan.rows / 16), comptime!(cols / 8), run)
+        zeros(comptime!(plan.rows / 16), comptime!(cols / 8))
     }
 
     fn accumulate(
@@ -270,7 +253,7 @@ impl<E: Operand> MatrixUnit for Mma<E> {
         for k in 0..k_tiles {
             #[unroll]
             for pair in 0..comptime!(acc.n_tiles / 2) {
-                let both = E::right_pair(address, k, pair, comptime!(b.stride), right);
+                let both = E::right_pair(address, k, pair, comptime!(b.stride), right, plan);
                 #[unroll]
                 for m in 0..comptime!(acc.m_tiles) {
                     let left = a.cells[comptime!(m * k_tiles + k)];
@@ -326,7 +309,6 @@ impl<E: Operand> MatrixUnit for Mma<E> {
             cells,
             m_tiles,
             n_tiles,
-            run: comptime!(acc.run),
         }
     }
 
@@ -343,18 +325,18 @@ impl<E: Operand> MatrixUnit for Mma<E> {
     }
 
     fn run(frag: &MmaFrag) -> comptime_type!(usize) {
-        comptime!(frag.run)
+        let _ = comptime!(frag.n_tiles);
+        2usize
     }
 
     fn get(frag: &MmaFrag, #[comptime] r: usize, #[comptime] c: usize) -> f32 {
-        let (cell, part) = comptime!(place(r, c, frag.n_tiles, frag.run));
-        frag.cells[cell].extract(part)
+        frag.cells[comptime!(r / 2 * frag.n_tiles + c / 2)].extract(comptime!(r % 2 * 2 + c % 2))
     }
 
     fn set(frag: &mut MmaFrag, #[comptime] r: usize, #[comptime] c: usize, value: f32) {
-        let (i, part) = comptime!(place(r, c, frag.n_tiles, frag.run));
+        let i = comptime!(r / 2 * frag.n_tiles + c / 2);
         let mut cell = frag.cells[i];
-        cell.insert(part, value);
+        cell.insert(comptime!(r % 2 * 2 + c % 2), value);
         frag.cells[i] = cell;
     }
 
@@ -364,8 +346,8 @@ impl<E: Operand> MatrixUnit for Mma<E> {
     }
 
     fn col(frag: &MmaFrag, #[comptime] c: usize, #[comptime] _plan: Plan) -> u32 {
-        let run = comptime!(frag.run);
-        (lane() % 4u32) * comptime!(run as u32) + comptime!((c / run * 4 * run + c % run) as u32)
+        let _ = comptime!(frag.n_tiles);
+        (lane() % 4u32) * 2u32 + comptime!((c / 2 * 8 + c % 2) as u32)
     }
 
     fn reduce_max(values: &mut Array<f32>, _scratch: &mut (), #[comptime] plan: Plan) {

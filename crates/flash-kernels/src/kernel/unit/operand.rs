@@ -11,7 +11,10 @@ use super::{
     ptx,
     words::HalfFloat,
 };
-use crate::{kernel::tile::SharedTile, plan::Plan};
+use crate::{
+    kernel::tile::SharedTile,
+    plan::{Plan, Rounding},
+};
 
 /// Elements that `mma.sync` multiplies. All verbs are those of one plane.
 #[cube]
@@ -22,7 +25,7 @@ pub trait Operand: Send + Sync + 'static {
     type Width: Size;
 
     /// What `ldmatrix` brought, as the instruction takes it.
-    fn taken(words: Vector<u32, Const<4>>) -> Vector<u32, Const<4>>;
+    fn taken(words: Vector<u32, Const<4>>, #[comptime] plan: Plan) -> Vector<u32, Const<4>>;
 
     /// Makes the `plan.rows` rows from `first_row` on, of `depth` elements, what `Self::taken` would make
     /// of them. Only this plane reads them, and it may do so on return.
@@ -41,19 +44,24 @@ pub trait Operand: Send + Sync + 'static {
     ) -> Vector<f32, Const<4>>;
 
     /// The left block at (`m`, `k`) of a product.
-    fn held(frag: &MmaFrag, #[comptime] m: usize, #[comptime] k: usize) -> Vector<u32, Const<4>>;
+    fn held(
+        frag: &MmaFrag,
+        #[comptime] m: usize,
+        #[comptime] k: usize,
+        #[comptime] plan: Plan,
+    ) -> Vector<u32, Const<4>>;
 
     /// From where this lane reads right blocks whose depth is a tile's rows.
     fn right_address(tile: &SharedTile<Self::Stage, Self::Width>) -> u32;
 
-    /// The right blocks of the rows of block `k` and the two column blocks of `pair`; `stride` is the
-    /// tile's. Columns of an accumulator come in the order that `MmaFrag::run` says.
+    /// The right blocks of the rows of block `k` and the 16 columns of `pair`; `stride` is the tile's.
     fn right_pair(
         address: u32,
         #[comptime] k: usize,
         #[comptime] pair: usize,
         #[comptime] stride: usize,
         #[comptime] right: Right,
+        #[comptime] plan: Plan,
     ) -> Vector<u32, Const<4>>;
 }
 
@@ -62,7 +70,7 @@ impl<E: HalfFloat> Operand for E {
     type Stage = E;
     type Width = Const<8>;
 
-    fn taken(words: Vector<u32, Const<4>>) -> Vector<u32, Const<4>> {
+    fn taken(words: Vector<u32, Const<4>>, #[comptime] _plan: Plan) -> Vector<u32, Const<4>> {
         words
     }
 
@@ -83,7 +91,12 @@ impl<E: HalfFloat> Operand for E {
     }
 
     /// Two accumulators side by side.
-    fn held(frag: &MmaFrag, #[comptime] m: usize, #[comptime] k: usize) -> Vector<u32, Const<4>> {
+    fn held(
+        frag: &MmaFrag,
+        #[comptime] m: usize,
+        #[comptime] k: usize,
+        #[comptime] _plan: Plan,
+    ) -> Vector<u32, Const<4>> {
         let mut block = Vector::<u32, Const<4>>::empty();
         #[unroll]
         for half in 0..2usize {
@@ -106,6 +119,7 @@ impl<E: HalfFloat> Operand for E {
         #[comptime] pair: usize,
         #[comptime] stride: usize,
         #[comptime] right: Right,
+        #[comptime] _plan: Plan,
     ) -> Vector<u32, Const<4>> {
         let both = ptx::ldmatrix_trans(address, comptime!(block_offset(16 * k, pair, stride)));
         if comptime!(right == Right::Finite) {
@@ -122,13 +136,21 @@ pub struct Tf32;
 /// The bits of the largest tf32.
 const LARGEST_TF32: u32 = 0x7f7f_e000;
 
+/// How PTX calls the plan's rounding.
+const fn mode(plan: Plan) -> &'static str {
+    match plan.rounding {
+        Rounding::Away => "rna",
+        Rounding::Even => "rn",
+    }
+}
+
 /// Each of the words rounded.
 #[cube]
-fn rounded(words: Vector<u32, Const<4>>) -> Vector<u32, Const<4>> {
+fn rounded(words: Vector<u32, Const<4>>, #[comptime] plan: Plan) -> Vector<u32, Const<4>> {
     let mut words = words;
     #[unroll]
     for i in 0..4usize {
-        let word = ptx::round_tf32(words.extract(i));
+        let word = ptx::round_tf32(words.extract(i), comptime!(mode(plan)));
         words.insert(i, word);
     }
     words
@@ -139,8 +161,8 @@ impl Operand for Tf32 {
     type Stage = f32;
     type Width = Const<4>;
 
-    fn taken(words: Vector<u32, Const<4>>) -> Vector<u32, Const<4>> {
-        rounded(words)
+    fn taken(words: Vector<u32, Const<4>>, #[comptime] plan: Plan) -> Vector<u32, Const<4>> {
+        rounded(words, plan)
     }
 
     fn take_rows(
@@ -156,7 +178,7 @@ impl Operand for Tf32 {
         for i in 0..comptime!(plan.rows * per_row / 32) {
             let slot = lane() as usize + i * 32usize;
             let at = first + slot / per_row * comptime!(tile.stride) + slot % per_row;
-            let words = rounded(Vector::<u32, Const<4>>::reinterpret(data[at]));
+            let words = rounded(Vector::<u32, Const<4>>::reinterpret(data[at]), plan);
             data[at] = Vector::<f32, Const<4>>::reinterpret(words);
         }
         // Rounded by other lanes than those that read.
@@ -173,26 +195,39 @@ impl Operand for Tf32 {
 
     /// One accumulator: its columns `2t` and `2t + 1` are taken for `t` and `t + 4` of the depth, the
     /// order in which `Self::right_pair` reads rows. Nothing changes lanes.
-    fn held(frag: &MmaFrag, #[comptime] m: usize, #[comptime] k: usize) -> Vector<u32, Const<4>> {
+    fn held(
+        frag: &MmaFrag,
+        #[comptime] m: usize,
+        #[comptime] k: usize,
+        #[comptime] plan: Plan,
+    ) -> Vector<u32, Const<4>> {
         let x = frag.cells[comptime!(m * frag.n_tiles + k)];
         let mut block = Vector::<u32, Const<4>>::empty();
         #[unroll]
         for column in 0..2usize {
             let upper = u32::reinterpret(x.extract(column));
             let lower = u32::reinterpret(x.extract(comptime!(2 + column)));
-            block.insert(comptime!(2 * column), ptx::round_tf32(upper));
-            block.insert(comptime!(2 * column + 1), ptx::round_tf32(lower));
+            block.insert(
+                comptime!(2 * column),
+                ptx::round_tf32(upper, comptime!(mode(plan))),
+            );
+            block.insert(
+                comptime!(2 * column + 1),
+                ptx::round_tf32(lower, comptime!(mode(plan))),
+            );
         }
         block
     }
 
-    /// Rows `2t` and `2t + 1` of a block, columns `2g` and `2g + 1` of a pair: with rows 16 bytes longer
-    /// than their data, no two lanes of an access meet on a bank.
+    /// Rows `2t` and `2t + 1` of a block, column `g`: with rows 16 bytes longer than their data, no two
+    /// lanes of an access meet on a bank.
     fn right_address(tile: &SharedTile<f32, Const<4>>) -> u32 {
-        let (row, pair) = (lane() % 4u32 * 2u32, lane() / 4u32);
+        // Computed anew in each step, which leaves a register to what fills them.
+        let lane = ptx::opaque(UNIT_POS) % 32u32;
+        let (row, col) = (lane % 4u32 * 2u32, lane / 4u32);
         ptx::shared_address(&tile.data, tile.base)
             + row * comptime!(16 * tile.stride as u32)
-            + pair * 8u32
+            + col * 4u32
     }
 
     fn right_pair(
@@ -201,18 +236,18 @@ impl Operand for Tf32 {
         #[comptime] pair: usize,
         #[comptime] stride: usize,
         #[comptime] right: Right,
+        #[comptime] plan: Plan,
     ) -> Vector<u32, Const<4>> {
-        // 16 columns are two blocks of 32 bytes.
-        let even = ptx::load_pair(address, comptime!(block_offset(8 * k, 2 * pair, stride)));
-        let odd = ptx::load_pair(
-            address,
-            comptime!(block_offset(8 * k + 1, 2 * pair, stride)),
-        );
         let mut both = Vector::<u32, Const<4>>::empty();
+        // 16 columns are two blocks of 32 bytes. Words, not pairs of columns: those would have to be moved
+        // to where the instruction takes them.
         #[unroll]
-        for half in 0..2usize {
-            both.insert(comptime!(2 * half), even.extract(half));
-            both.insert(comptime!(2 * half + 1), odd.extract(half));
+        for row in 0..2usize {
+            #[unroll]
+            for half in 0..2usize {
+                let offset = comptime!(block_offset(8 * k + row, 2 * pair + half, stride));
+                both.insert(comptime!(2 * half + row), ptx::load_word(address, offset));
+            }
         }
         if comptime!(right == Right::Finite) {
             #[unroll]
@@ -221,7 +256,7 @@ impl Operand for Tf32 {
                 both.insert(i, word);
             }
         }
-        rounded(both)
+        rounded(both, plan)
     }
 }
 

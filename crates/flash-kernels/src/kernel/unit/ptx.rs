@@ -178,13 +178,13 @@ pub fn mma_m16n8k8(
     out
 }
 
-/// The bits of an f32, rounded to tf32: to the nearest, away from zero of two equally near. What tf32
-/// has no bits for may hold anything.
+/// The bits of an f32, rounded to tf32 to the nearest, by `mode` of two equally near: `rna` away from
+/// zero, `rn` to the even one (sm_90 and later). What tf32 has no bits for may hold anything.
 #[cube]
-pub fn round_tf32(x: u32) -> u32 {
+pub fn round_tf32(x: u32, #[comptime] mode: &'static str) -> u32 {
     let out: u32;
     gpu_asm!(
-        "cvt.rna.tf32.f32 {o}, {x};",
+        "cvt.{mode}.tf32.f32 {o}, {x};",
         o = out(_) out,
         x = in(_) u32::cast_from(x),
         options(pure, nomem)
@@ -206,12 +206,12 @@ pub fn clamp_f32(x: u32, #[comptime] largest: u32) -> u32 {
     out
 }
 
-/// 8 bytes of shared memory.
+/// 4 bytes of shared memory.
 #[cube]
-pub fn load_pair(address: u32, #[comptime] offset: u32) -> Vector<u32, Const<2>> {
-    let out: Vector<u32, Const<2>>;
+pub fn load_word(address: u32, #[comptime] offset: u32) -> u32 {
+    let out: u32;
     gpu_asm!(
-        "ld.shared.v2.b32 {o}, [{a} + {offset}];",
+        "ld.shared.b32 {o}, [{a} + {offset}];",
         o = out(_) out,
         a = in(_) u32::cast_from(address),
         options(nomem)

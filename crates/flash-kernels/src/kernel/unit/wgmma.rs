@@ -138,7 +138,6 @@ fn fragment(#[comptime] cols: usize) -> SeenFrag {
         cells: Array::<Vector<f32, Const<4>>>::new(n_tiles),
         m_tiles,
         n_tiles,
-        run: 2usize,
     }
 }
 
