@@ -218,6 +218,25 @@ fn every_problem_has_a_plan_where_there_is_tf32(
     assert_eq!(unasked.precision, Precision::Full);
 }
 
+/// The one instruction of sm_90 is not on sm_80.
+#[test]
+fn a_plan_for_sm_90_is_refused_on_sm_80() {
+    let precision = Precision::Tf32;
+    let ask = Ask {
+        queries: Some(1),
+        precision,
+        ..Ask::new(FloatKind::F32, 64)
+    };
+    let plan = ask.plan(&HOPPER).expect("a plan");
+    assert_eq!(plan.rounding, Rounding::Even);
+    let refusal = plan.check(&AMPERE).expect_err("no such instruction");
+    assert!(
+        refusal.to_string().contains("rounding to tf32"),
+        "{refusal}"
+    );
+    assert_eq!(ask.plan(&AMPERE).expect("a plan").check(&HOPPER), Ok(()));
+}
+
 #[rstest]
 fn elsewhere_plans_are_those_without_the_request(
     #[values(VULKAN, WGSL_PLANES, WGSL, WEBGPU)] device: DeviceClass,

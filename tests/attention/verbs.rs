@@ -219,6 +219,21 @@ fn run<U: MatrixUnit, L: Numeric>(client: &Client, plan: &Plan, inputs: [&Tensor
     }
 }
 
+/// The unit of `plan` as a type.
+fn by_unit(client: &Client, plan: &Plan, dtype: FloatKind, views: [&TensorView; 3]) -> Shown {
+    match (plan.unit, dtype) {
+        (UnitKind::Scalar, FloatKind::F32) => run::<unit::Scalar, f32>(client, plan, views),
+        (UnitKind::Scalar, FloatKind::F16) => run::<unit::Scalar, f16>(client, plan, views),
+        (UnitKind::Scalar, FloatKind::Bf16) => run::<unit::Scalar, bf16>(client, plan, views),
+        (UnitKind::Cmma, FloatKind::F16) => cmma::<f16>(client, plan, views),
+        (UnitKind::Mma, FloatKind::F32) => run::<Mma<Tf32>, f32>(client, plan, views),
+        (UnitKind::Mma, FloatKind::F16) => run::<Mma<f16>, f16>(client, plan, views),
+        (UnitKind::Cmma, FloatKind::Bf16) => cmma::<bf16>(client, plan, views),
+        (UnitKind::Mma, FloatKind::Bf16) => run::<Mma<bf16>, bf16>(client, plan, views),
+        (unit, dtype) => panic!("{unit:?} was selected for {dtype:?}"),
+    }
+}
+
 fn product(
     a: &[f64],
     b: &[f64],
@@ -298,17 +313,7 @@ fn verbs_are_exact_on_integers(
         upload(&client, &c, dtype, shape(n, val_dim)),
     ];
     let views = [&views[0], &views[1], &views[2]];
-    let shown = match (plan.unit, dtype) {
-        (UnitKind::Scalar, FloatKind::F32) => run::<unit::Scalar, f32>(&client, &plan, views),
-        (UnitKind::Scalar, FloatKind::F16) => run::<unit::Scalar, f16>(&client, &plan, views),
-        (UnitKind::Scalar, FloatKind::Bf16) => run::<unit::Scalar, bf16>(&client, &plan, views),
-        (UnitKind::Cmma, FloatKind::F16) => cmma::<f16>(&client, &plan, views),
-        (UnitKind::Mma, FloatKind::F32) => run::<Mma<Tf32>, f32>(&client, &plan, views),
-        (UnitKind::Mma, FloatKind::F16) => run::<Mma<f16>, f16>(&client, &plan, views),
-        (UnitKind::Cmma, FloatKind::Bf16) => cmma::<bf16>(&client, &plan, views),
-        (UnitKind::Mma, FloatKind::Bf16) => run::<Mma<bf16>, bf16>(&client, &plan, views),
-        (unit, dtype) => panic!("{unit:?} was selected for {dtype:?}"),
-    };
+    let shown = by_unit(&client, &plan, dtype, views);
     let s = product(&a, &b, [m, n, head_dim], |l, j| j * head_dim + l);
     assert_eq!(shown.s, exact(&s), "product");
     let rows: Vec<f32> = s

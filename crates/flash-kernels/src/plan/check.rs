@@ -55,16 +55,6 @@ impl Plan {
                 "PTX of sm_80 or later through CubeCL's C++ compiler (feature cuda-cpp)",
             ));
         }
-        if self.precision == Precision::Tf32
-            && self.rounding == Rounding::Even
-            && device.rounding != Rounding::Even
-        {
-            return Err(AttentionError::device(
-                "rounding to tf32",
-                "Away",
-                "Even, of sm_90 or later",
-            ));
-        }
         if self.unit == UnitKind::Wgmma && !matches!(self.consumers(), 2..=4) {
             return Err(AttentionError::new(
                 "block_m",
@@ -98,8 +88,22 @@ impl Plan {
             ));
         }
         self.check_lent()?;
-        self.check_splits()
+        self.check_rounding(device).and(self.check_splits())
     }
+
+    /// Has `device` the plan's instruction for it?
+    fn check_rounding(&self, device: &DeviceClass) -> Result<(), AttentionError> {
+        let lacking = self.rounding == Rounding::Even && device.rounding == Rounding::Away;
+        if self.precision == Precision::Full || !lacking {
+            return Ok(());
+        }
+        Err(AttentionError::device(
+            "rounding to tf32",
+            format!("{:?}", device.rounding),
+            "Even, of sm_90 or later",
+        ))
+    }
+
     /// Memory is lent by two tiles, whose operands are in registers, to two that are no larger.
     fn check_lent(&self) -> Result<(), AttentionError> {
         let kept = self.unit == UnitKind::Cmma && self.pass != Pass::Forward;
