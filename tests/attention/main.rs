@@ -30,6 +30,7 @@ mod fusion;
 mod gqa;
 mod gradients;
 mod large;
+mod lent;
 mod masks;
 mod numerics;
 mod precision;

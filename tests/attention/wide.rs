@@ -101,9 +101,11 @@ fn fifty_runs_are_bit_equal(#[values(192, 256)] head_dim: usize) {
     if problem.is_refused() || !runtime::has_kernels() {
         return;
     }
+    // A software device is asked for small shapes 50 times elsewhere (`gradients`).
+    let runs = if runtime::is_software() { 2 } else { 50 };
     let first = run(&problem);
     assert_right(&problem, &random_d_out(&problem), &first);
-    for again in 1..50 {
+    for again in 1..runs {
         assert_eq!(run(&problem), first, "run {again}");
     }
 }

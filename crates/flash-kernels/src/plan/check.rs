@@ -87,8 +87,14 @@ impl Plan {
                 "wgmma of sm_90, steps of 16 bytes and rows that are apart",
             ));
         }
+        self.check_choices(device)
+    }
+
+    /// Can what was chosen be had together?
+    fn check_choices(&self, device: &DeviceClass) -> Result<(), AttentionError> {
         self.check_lent()?;
-        self.check_rounding(device).and(self.check_splits())
+        self.check_rounding(device)?;
+        self.check_splits()
     }
 
     /// Has `device` the plan's instruction for it?
