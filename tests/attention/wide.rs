@@ -22,6 +22,10 @@ fn is_right(
     #[values(Full, Causal)] causality: Causality,
     #[values(F16, Bf16)] dtype: Dtype,
 ) {
+    // A software device has one kernel for all head sizes: `shapes` and `gradients` see to its lengths.
+    if runtime::is_software() && lengths != (200, 333) {
+        return;
+    }
     let problem = Problem::random(dtype, dims(1, 2, lengths.0, lengths.1, head_dim));
     check(&problem.causality(causality));
 }
