@@ -7,10 +7,8 @@
 use cubecl::prelude::*;
 
 use super::{
-    dkv_overlapped::{
-        gradients, owned, probabilities, scores, store_keys, store_values, value_products,
-    },
-    dkv_supply::visited,
+    dkv_overlapped::{gradients, probabilities, scores, store_keys, store_values, value_products},
+    dkv_supply::{owned, visited},
     overlapped::GradientProblem,
 };
 use crate::{

@@ -6,7 +6,7 @@ use cubecl_cpp::cuda::ptx::tensor_map_address;
 
 use super::{
     dkv_divided::{sum_keys, sum_values},
-    dkv_supply::{bring_pairs, produce, visited},
+    dkv_supply::{owned, supply, visited},
     overlapped::{GradientMaps, GradientProblem, REGISTERS, gradient_of},
 };
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
         mask::query_phase,
         ring::GradientRings,
         score,
-        seq::{Seq, position, position_again},
+        seq::{Seq, position},
         unit::{
             HalfFloat, MatrixUnit, hopper,
             wgmma::{self, Seen, SeenFrag},
@@ -77,21 +77,14 @@ pub fn dkv_overlapped<E: HalfFloat, M: Int, S: Size, P: Size, A: Size, B: Size>(
         let consumers = comptime!(plan.consumers() as u32);
         let warpgroup = hopper::uniform(UNIT_POS / 128u32);
         if warpgroup == consumers {
-            hopper::release_registers(comptime!(REGISTERS.0));
-            let plane = hopper::uniform(UNIT_POS / 32u32);
-            if UNIT_POS == comptime!(128 * consumers) {
-                let maps = GradientMaps {
-                    q: tensor_map_address(q),
-                    k: tensor_map_address(k),
-                    v: tensor_map_address(v),
-                    d_out: tensor_map_address(d_out),
-                    walked,
-                };
-                produce::<M>(&rings, &problem, &maps, &owned(&problem, plan), plan);
-            } else if plane == comptime!(4 * consumers + 1) {
-                let seq = owned(&problem, plan);
-                bring_pairs::<M>(&rings, &problem, &seq, stats, &pairs, plan);
-            }
+            let maps = GradientMaps {
+                q: tensor_map_address(q),
+                k: tensor_map_address(k),
+                v: tensor_map_address(v),
+                d_out: tensor_map_address(d_out),
+                walked,
+            };
+            supply::<M>(&rings, &problem, &maps, stats, &pairs, plan);
         } else {
             hopper::claim_registers(comptime!(REGISTERS.1));
             if comptime!(plan.is_divided()) {
@@ -110,14 +103,6 @@ pub fn dkv_overlapped<E: HalfFloat, M: Int, S: Size, P: Size, A: Size, B: Size>(
             }
         }
     }
-}
-
-/// The keys of this cube, found anew by each warpgroup, which has not the registers to keep them.
-#[cube]
-pub(super) fn owned<M: Int>(problem: &GradientProblem<M>, #[comptime] plan: Plan) -> Seq {
-    let kv_heads = (problem.heads / problem.group) as usize;
-    let position = position_again(comptime!(plan.isa));
-    Seq::of_keys(position, kv_heads, problem.seqlen_k as usize, plan)
 }
 
 /// Multiplies the tiles, 64 rows of the key tile: dk, not scaled yet, and dv.

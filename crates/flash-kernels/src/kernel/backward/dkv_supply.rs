@@ -2,13 +2,13 @@
 
 use cubecl::prelude::*;
 
-use super::overlapped::{GradientMaps, GradientProblem};
+use super::overlapped::{GradientMaps, GradientProblem, REGISTERS};
 use crate::{
     kernel::{
         mask::QueryRange,
         ring::{GradientRings, Place},
-        seq::Seq,
-        unit::ptx,
+        seq::{Seq, position_again},
+        unit::{hopper, ptx},
     },
     plan::Plan,
 };
@@ -70,9 +70,37 @@ impl Walk {
     }
 }
 
+/// The keys of this cube, found anew by each warpgroup, which has not the registers to keep them.
+#[cube]
+pub(super) fn owned<M: Int>(problem: &GradientProblem<M>, #[comptime] plan: Plan) -> Seq {
+    let kv_heads = (problem.heads / problem.group) as usize;
+    let position = position_again(comptime!(plan.isa));
+    Seq::of_keys(position, kv_heads, problem.seqlen_k as usize, plan)
+}
+
+/// What the last warpgroup does: one unit has tiles copied, and another plane brings statistics.
+#[cube]
+pub(super) fn supply<M: Int>(
+    rings: &GradientRings,
+    problem: &GradientProblem<M>,
+    maps: &GradientMaps,
+    stats: &[Vector<f32, Const<2>>],
+    pairs: &Shared<[Vector<f32, Const<2>>]>,
+    #[comptime] plan: Plan,
+) {
+    let first = comptime!(plan.consumers() as u32);
+    hopper::release_registers(comptime!(REGISTERS.0));
+    let plane = hopper::uniform(UNIT_POS / 32u32);
+    if UNIT_POS == comptime!(128 * first) {
+        produce::<M>(rings, problem, maps, &owned(problem, plan), plan);
+    } else if plane == comptime!(4 * first + 1) {
+        bring_pairs::<M>(rings, problem, &owned(problem, plan), stats, pairs, plan);
+    }
+}
+
 /// Has the tiles copied in the order in which they are multiplied. One unit calls it.
 #[cube]
-pub(super) fn produce<M: Int>(
+fn produce<M: Int>(
     rings: &GradientRings,
     problem: &GradientProblem<M>,
     maps: &GradientMaps,
@@ -105,7 +133,7 @@ pub(super) fn produce<M: Int>(
 /// Brings the statistics of the queries, in the order of their tiles; zeros past the end, where q and
 /// dO are zero too, so that nothing is added. One plane calls it.
 #[cube]
-pub(super) fn bring_pairs<M: Int>(
+fn bring_pairs<M: Int>(
     rings: &GradientRings,
     problem: &GradientProblem<M>,
     seq: &Seq,

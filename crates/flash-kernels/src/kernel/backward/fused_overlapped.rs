@@ -5,8 +5,8 @@ use cubecl::prelude::*;
 use cubecl_cpp::cuda::ptx::tensor_map_address;
 
 use super::{
-    dkv_overlapped::{gradients, owned, probabilities, scores, store, value_products},
-    dkv_supply::{bring_pairs, produce, visited},
+    dkv_overlapped::{gradients, probabilities, scores, store, value_products},
+    dkv_supply::{owned, supply, visited},
     overlapped::{GradientMaps, GradientProblem, REGISTERS},
 };
 use crate::{
@@ -73,21 +73,14 @@ pub fn fused_overlapped<E: HalfFloat, M: Int, S: Size, P: Size, A: Size, B: Size
         let consumers = comptime!(plan.consumers() as u32);
         let warpgroup = hopper::uniform(UNIT_POS / 128u32);
         if warpgroup == consumers {
-            hopper::release_registers(comptime!(REGISTERS.0));
-            let plane = hopper::uniform(UNIT_POS / 32u32);
-            if UNIT_POS == comptime!(128 * consumers) {
-                let maps = GradientMaps {
-                    q: tensor_map_address(q),
-                    k: tensor_map_address(k),
-                    v: tensor_map_address(v),
-                    d_out: tensor_map_address(d_out),
-                    walked,
-                };
-                produce::<M>(&rings, &problem, &maps, &owned(&problem, plan), plan);
-            } else if plane == comptime!(4 * consumers + 1) {
-                let seq = owned(&problem, plan);
-                bring_pairs::<M>(&rings, &problem, &seq, stats, &pairs, plan);
-            }
+            let maps = GradientMaps {
+                q: tensor_map_address(q),
+                k: tensor_map_address(k),
+                v: tensor_map_address(v),
+                d_out: tensor_map_address(d_out),
+                walked,
+            };
+            supply::<M>(&rings, &problem, &maps, stats, &pairs, plan);
         } else {
             hopper::claim_registers(comptime!(REGISTERS.1));
             let seq = owned(&problem, plan);
