@@ -252,6 +252,18 @@ fn suits(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Ali
     unit && isa && sizes && masking && causality && recent && queries
 }
 
+/// How tiles travel; `whole` if rows can be copied 16 bytes at a time as they are.
+fn copy_kind(row: &Row, whole: bool) -> CopyKind {
+    match row.isa {
+        _ if row.unit == UnitKind::Wgmma => CopyKind::Boxes,
+        Isa::Ptx if whole => CopyKind::Async,
+        // The sums of dk and dv leave no registers to carry the next tiles in.
+        _ if row.pass == Pass::Dkv && row.queries == QueryOperand::Lent => CopyKind::Vector,
+        _ if row.unit == UnitKind::Cmma && row.values == ValueBuffer::Own => CopyKind::Ahead,
+        _ => CopyKind::Vector,
+    }
+}
+
 fn plan(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Alignment) -> Plan {
     let shape = &problem.shape;
     let stage_bytes = match row.unit {
@@ -273,14 +285,10 @@ fn plan(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Alig
     };
     // A 16-byte copy needs 16-byte rows of the very type that is staged.
     let whole = 16 / stage_bytes;
-    let copy = match row.isa {
-        _ if row.unit == UnitKind::Wgmma => CopyKind::Boxes,
-        Isa::Ptx if problem.dtype.bytes() == stage_bytes && align.0 >= whole => CopyKind::Async,
-        // The sums of dk and dv leave no registers to carry the next tiles in.
-        _ if row.pass == Pass::Dkv && row.queries == QueryOperand::Lent => CopyKind::Vector,
-        _ if row.unit == UnitKind::Cmma && row.values == ValueBuffer::Own => CopyKind::Ahead,
-        _ => CopyKind::Vector,
-    };
+    let copy = copy_kind(
+        row,
+        problem.dtype.bytes() == stage_bytes && align.0 >= whole,
+    );
     let load_width = match (copy, row.unit) {
         (CopyKind::Async | CopyKind::Boxes, _) => whole,
         (_, UnitKind::Cmma) if align.0 >= whole => whole,

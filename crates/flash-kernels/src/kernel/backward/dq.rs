@@ -89,14 +89,8 @@ pub fn dq<U: MatrixUnit, L: Numeric, E: Float, M: Int, W: Size, O: Size>(
                     mask.apply::<U>(&mut s, seq.start, key_start, zero, Side::Queries, plan);
                 }
                 let ds = U::hold(&s, &mut scratch, plan);
-                U::accumulate(
-                    &mut acc,
-                    &ds,
-                    &keys,
-                    &mut scratch,
-                    comptime!(right_of(masked)),
-                    plan,
-                );
+                let right = comptime!(right_of(masked));
+                U::accumulate(&mut acc, &ds, &keys, &mut scratch, right, plan);
                 pipeline.release(step, plan);
             }
         }
