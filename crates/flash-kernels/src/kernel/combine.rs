@@ -78,7 +78,7 @@ pub fn combine<E: Float, W: Size>(
                 acc += values[i] * Vector::<f32, W>::new(weight);
             }
         }
-        let factor = inverse(sum);
+        let factor = inverse(sum, isa);
         let mut value = Vector::<E, W>::empty();
         #[unroll]
         for e in 0..value.vector_size() {

@@ -7,7 +7,7 @@ use super::{
     softmax::OnlineSoftmax,
     split,
     unit::{
-        HalfFloat, MatrixUnit,
+        HalfFloat, MatrixUnit, hopper,
         wgmma::{self, Seen, SeenFrag},
     },
 };
@@ -70,8 +70,8 @@ fn store_lse<U: MatrixUnit>(
     factor
 }
 
-/// `store` in pieces of 16 bytes, for a warpgroup's accumulator: no branch but around each piece, so
-/// that nothing stands in the way of the products that run meanwhile.
+/// `store` in pieces of 16 bytes, for a warpgroup's accumulator: without a branch, so that the
+/// exchanges between lanes overlap.
 ///
 /// `out` `[lines, dim]` in 16-bit elements, packed, `dim` a multiple of 8; in f32 where the keys are
 /// split.
@@ -87,8 +87,6 @@ pub fn store_pieces<E: HalfFloat>(
     dim: u32,
     #[comptime] plan: Plan,
 ) {
-    let mut scratch = Seen::<E>::scratch(plan);
-    let factor = store_lse::<Seen<E>>(acc, softmax, lse, line, rows, &mut scratch, plan);
     let place = Place {
         first: line * dim as usize,
         rows,
@@ -96,8 +94,21 @@ pub fn store_pieces<E: HalfFloat>(
     };
     let val_pad = comptime!(plan.tile.val_pad);
     if comptime!(plan.is_split()) {
+        let mut scratch = Seen::<E>::scratch(plan);
+        store_lse::<Seen<E>>(acc, softmax, lse, line, rows, &mut scratch, plan);
         store_quads::<E>(acc, out, &place, val_pad, plan);
     } else {
+        let frag_rows = Seen::<E>::rows(acc);
+        let mut factor = Array::<f32>::new(frag_rows);
+        let first_lane = Seen::<E>::col(acc, 0usize, plan) == 0u32;
+        #[unroll]
+        for r in 0..frag_rows {
+            factor[r] = split::factor(softmax, r, plan);
+            let row = Seen::<E>::row(acc, r, plan);
+            let is_due = u32::cast_from(row < rows && first_lane);
+            let to = unsafe { lse.as_ptr_unchecked() };
+            hopper::store_global_f32(to, line + row as usize, softmax.lse(r), is_due);
+        }
         store_row_pieces::<E>(acc, &factor, out, &place, val_pad, plan);
     }
 }
@@ -165,9 +176,9 @@ fn store_row_pieces<E: HalfFloat>(
         for part in 0..comptime!(cols.div_ceil(wgmma::PIECE_COLS)) {
             let value = wgmma::piece::<E>(acc, factor[r], r, part);
             let at = wgmma::piece_at(part);
-            if row < place.rows && 8u32 * at < dim {
-                out[first + at as usize] = value;
-            }
+            let is_due = u32::cast_from(row < place.rows && 8u32 * at < dim);
+            let to = unsafe { out.as_ptr_unchecked() };
+            hopper::store_global(to, first + at as usize, value, is_due);
         }
     }
 }

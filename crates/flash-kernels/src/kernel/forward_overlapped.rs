@@ -23,7 +23,7 @@ use super::{
         wgmma::{self, Seen, SeenFrag},
         wgmma_ops::one_cube,
     },
-    walk::{Problem, Walk},
+    walk::{Problem, SAVED, Walk},
 };
 use crate::{Causality, plan::Plan};
 
@@ -125,9 +125,11 @@ fn consume<E: HalfFloat, M: Int, S: Size, P: Size, A: Size>(
     rings.keys.release(at);
     let walk = problem.part(round, warpgroup, plan);
     first::<E, M>(&mut s, &mut softmax, problem, &walk, &mut scratch, plan);
+    let mut saved = Array::<u32>::new(SAVED);
+    walk.save(&mut saved);
     let mut p = wgmma::packed::<E, P>(&s);
     while problem.goes_on(round, plan) {
-        let walk = problem.part(round, warpgroup, plan);
+        let walk = problem.saved(&saved, plan);
         // The first step is done: it was the last round's business.
         let second = walk.range.begin + 1u32;
         let inner_end = max(walk.range.inner_end, second);
@@ -166,6 +168,7 @@ fn consume<E: HalfFloat, M: Int, S: Size, P: Size, A: Size>(
             let mut next = nothing::<M>(problem, plan);
             let begun = problem.part(round, warpgroup, plan);
             first::<E, M>(&mut s, &mut next, problem, &begun, &mut scratch, plan);
+            begun.save(&mut saved);
             wgmma::settle::<A>(&mut acc, o, 0usize, val_pad);
             pass_values(rings, at, next_at, plan);
             p = wgmma::packed::<E, P>(&s);

@@ -43,3 +43,13 @@ pub fn finite_or_zero(x: f32, #[comptime] isa: Isa) -> f32 {
 pub fn is_finite(x: f32) -> bool {
     u32::reinterpret(x) & 0x7f80_0000u32 != 0x7f80_0000u32
 }
+
+/// `1 / x`, on PTX within an ulp; `x` is not subnormal.
+#[cube]
+pub fn reciprocal(x: f32, #[comptime] isa: Isa) -> f32 {
+    if comptime!(isa == Isa::Ptx) {
+        ptx::rcp(x)
+    } else {
+        f32::new(1.0) / x
+    }
+}

@@ -11,7 +11,7 @@
 use cubecl::prelude::*;
 
 use super::{
-    math::{exp2, finite_or_zero, neg_infinity},
+    math::{exp2, finite_or_zero, neg_infinity, reciprocal},
     unit::MatrixUnit,
 };
 use crate::{
@@ -32,7 +32,7 @@ const FUSED_LIMIT: f32 = 512.0;
 pub struct Rescale {
     /// `exp2(m - m')`.
     pub alpha: Array<f32>,
-    /// False if all of them are 1.
+    /// False if all of them are 1, in all units of the group where it votes (`MatrixUnit::any`).
     pub stale: bool,
 }
 
@@ -43,6 +43,8 @@ pub struct OnlineSoftmax {
     row_max: Array<f32>,
     /// This unit's part of `Σ exp2(s - row_max)`; reduced over the row in `Self::finish`.
     row_sum: Array<f32>,
+    /// Largest score with which a row keeps its maximum and may use `Exponent::Fused`.
+    ceiling: Array<f32>,
     /// What is folded into the exponent: `scale·log2(e)`, or 1 if it is in `s` already.
     scale: f32,
     #[cube(comptime)]
@@ -57,14 +59,17 @@ impl OnlineSoftmax {
     pub fn new(scale: f32, #[comptime] rows: usize, #[comptime] isa: Isa) -> OnlineSoftmax {
         let mut row_max = Array::<f32>::new(rows);
         let mut row_sum = Array::<f32>::new(rows);
+        let mut ceiling = Array::<f32>::new(rows);
         #[unroll]
         for r in 0..rows {
             row_max[r] = neg_infinity(isa);
+            ceiling[r] = neg_infinity(isa);
             row_sum[r] = f32::new(0.0);
         }
         OnlineSoftmax {
             row_max,
             row_sum,
+            ceiling,
             scale,
             rows,
             isa,
@@ -90,6 +95,9 @@ impl OnlineSoftmax {
     }
 
     /// `step` but for `acc`, which the caller rescales: it may still be growing meanwhile.
+    ///
+    /// With `Exponent::Fused` units learn the maximum of a row only in a step in which one of them
+    /// has a score beyond `ceiling`.
     pub fn advance<U: MatrixUnit>(
         &mut self,
         s: &mut U::Frag,
@@ -97,31 +105,79 @@ impl OnlineSoftmax {
         #[comptime] plan: Plan,
     ) -> Rescale {
         let rows = comptime!(self.rows);
-        let isa = comptime!(self.isa);
-        let mut peak = row_peaks::<U>(&*s, rows);
-        U::reduce_max(&mut peak, scratch, plan);
+        let mut peak = row_peaks::<U>(&*s, rows, plan);
         let mut alpha = Array::<f32>::new(rows);
-        let mut base = Array::<f32>::new(rows);
-        let mut stale = false.runtime();
+        let mut sum = Array::<f32>::new(rows);
+        let stale = if comptime!(plan.exponent == Exponent::Exact) {
+            self.raise::<U>(s, &mut peak, &mut alpha, &mut sum, scratch, plan)
+        } else {
+            let mut due = false.runtime();
+            #[unroll]
+            for r in 0..rows {
+                // Not `>`: what is no number is due.
+                due = due || !(peak[r] <= self.ceiling[r]);
+                alpha[r] = f32::new(1.0);
+            }
+            let due = U::any(due);
+            if due {
+                self.raise::<U>(s, &mut peak, &mut alpha, &mut sum, scratch, plan);
+            } else {
+                let base = self.base();
+                exponentials::<U>(s, self.scale, &base, &mut sum, Exponent::Fused, plan);
+            }
+            due
+        };
         #[unroll]
         for r in 0..rows {
+            self.row_sum[r] = self.row_sum[r] * alpha[r] + sum[r];
+        }
+        Rescale { alpha, stale }
+    }
+
+    /// What is subtracted from scores.
+    fn base(&self) -> Array<f32> {
+        let mut base = Array::<f32>::new(comptime!(self.rows));
+        #[unroll]
+        for r in 0..comptime!(self.rows) {
+            base[r] = finite_or_zero(self.row_max[r], comptime!(self.isa));
+        }
+        base
+    }
+
+    /// `s` becomes `p`, with a new maximum of each row for which the old one is too small, given each
+    /// unit's own `peak`. Returns whether an `alpha` is not 1.
+    fn raise<U: MatrixUnit>(
+        &mut self,
+        s: &mut U::Frag,
+        peak: &mut Array<f32>,
+        alpha: &mut Array<f32>,
+        sum: &mut Array<f32>,
+        scratch: &mut U::Scratch,
+        #[comptime] plan: Plan,
+    ) -> bool {
+        let isa = comptime!(self.isa);
+        U::reduce_max(peak, scratch, plan);
+        let mut stale = false.runtime();
+        #[unroll]
+        for r in 0..comptime!(self.rows) {
             let old = self.row_max[r];
             let new = max(old, peak[r]);
             // The difference of two -inf is no number: the first comparison answers then.
             let keep = new <= old || (new - old) * self.scale <= LAZY_LIMIT;
             let now = select(keep, old, new);
             stale = stale || !keep;
-            base[r] = finite_or_zero(now, isa);
-            let lag = exp2((old - base[r]) * self.scale, isa);
+            let lag = exp2((old - finite_or_zero(now, isa)) * self.scale, isa);
             alpha[r] = select(keep, f32::new(1.0), lag);
             self.row_max[r] = now;
+            if comptime!(plan.exponent == Exponent::Fused) {
+                let far = (now * self.scale).abs() > FUSED_LIMIT;
+                let ceiling = now + f32::new(LAZY_LIMIT) / self.scale;
+                self.ceiling[r] = select(far, neg_infinity(isa), ceiling);
+            }
         }
-        let sum = probabilities::<U>(s, self.scale, &base, rows, plan);
-        #[unroll]
-        for r in 0..rows {
-            self.row_sum[r] = self.row_sum[r] * alpha[r] + sum[r];
-        }
-        Rescale { alpha, stale }
+        let base = self.base();
+        exponentials::<U>(s, self.scale, &base, sum, Exponent::Exact, plan);
+        stale
     }
 
     /// Goes on with the rows of `next`, and forgets its own.
@@ -130,6 +186,7 @@ impl OnlineSoftmax {
         for r in 0..comptime!(self.rows) {
             self.row_max[r] = next.row_max[r];
             self.row_sum[r] = next.row_sum[r];
+            self.ceiling[r] = next.ceiling[r];
         }
     }
 
@@ -140,7 +197,7 @@ impl OnlineSoftmax {
 
     /// `1 / l`, or 0 for a row that saw nothing, whose output is exactly 0.
     pub fn inverse_sum(&self, #[comptime] r: usize) -> f32 {
-        inverse(self.row_sum[r])
+        inverse(self.row_sum[r], comptime!(self.isa))
     }
 
     /// Natural logarithm of `Σ exp(logit)`; -inf for a row that saw nothing.
@@ -157,8 +214,8 @@ impl OnlineSoftmax {
 
 /// `1 / sum`, or 0 for a row that saw nothing.
 #[cube]
-pub fn inverse(sum: f32) -> f32 {
-    select(sum == f32::new(0.0), f32::new(0.0), f32::new(1.0) / sum)
+pub fn inverse(sum: f32, #[comptime] isa: Isa) -> f32 {
+    select(sum == f32::new(0.0), f32::new(0.0), reciprocal(sum, isa))
 }
 
 /// Natural logarithm of `sum·2^(scale·peak)`; -inf for a row that saw nothing.
@@ -168,68 +225,59 @@ pub fn log_sum(peak: f32, sum: f32, scale: f32, #[comptime] isa: Isa) -> f32 {
     select(sum == f32::new(0.0), neg_infinity(isa), lse)
 }
 
+/// Partial results of a row, so that an instruction need not wait for the last one's.
+const fn chains(plan: Plan, cols: usize) -> usize {
+    match plan.exponent {
+        Exponent::Fused if cols > 1 => 2,
+        Exponent::Fused | Exponent::Exact => 1,
+    }
+}
+
 /// This unit's maximum of each of its rows of `s`.
 #[cube]
-fn row_peaks<U: MatrixUnit>(s: &U::Frag, #[comptime] rows: usize) -> Array<f32> {
+fn row_peaks<U: MatrixUnit>(
+    s: &U::Frag,
+    #[comptime] rows: usize,
+    #[comptime] plan: Plan,
+) -> Array<f32> {
     let cols = U::cols(s);
+    let chains = comptime!(chains(plan, cols));
     let mut peak = Array::<f32>::new(rows);
+    let mut part = Array::<f32>::new(chains);
     #[unroll]
     for r in 0..rows {
-        let mut m = U::get(s, r, 0usize);
         #[unroll]
-        for c in 1..cols {
-            m = max(m, U::get(s, r, c));
+        for c in 0..cols {
+            let x = U::get(s, r, c);
+            let i = comptime!(c % chains);
+            part[i] = if comptime!(c < chains) { x } else { max(part[i], x) };
         }
-        peak[r] = m;
+        peak[r] = part[0];
+        #[unroll]
+        for i in 1..chains {
+            peak[r] = max(peak[r], part[i]);
+        }
     }
     peak
 }
 
-/// `s[r, :] = exp2(scale·(s[r, :] - base[r]))`; returns this unit's part of each row's sum.
-#[cube]
-fn probabilities<U: MatrixUnit>(
-    s: &mut U::Frag,
-    scale: f32,
-    base: &Array<f32>,
-    #[comptime] rows: usize,
-    #[comptime] plan: Plan,
-) -> Array<f32> {
-    let mut sum = Array::<f32>::new(rows);
-    let isa = comptime!(plan.isa);
-    if comptime!(plan.exponent == Exponent::Exact) {
-        exponentials::<U>(s, scale, base, &mut sum, rows, Exponent::Exact, isa);
-    } else {
-        // One branch for all rows, so that their instructions mix.
-        let mut far = false.runtime();
-        #[unroll]
-        for r in 0..rows {
-            far = far || (base[r] * scale).abs() > FUSED_LIMIT;
-        }
-        if far {
-            exponentials::<U>(s, scale, base, &mut sum, rows, Exponent::Exact, isa);
-        } else {
-            exponentials::<U>(s, scale, base, &mut sum, rows, Exponent::Fused, isa);
-        }
-    }
-    sum
-}
-
-/// `probabilities` with exponents computed as `form` says.
+/// `s[r, :] = exp2(scale·(s[r, :] - base[r]))`, computed as `form` says; `sum` is this unit's part of
+/// each row's sum.
 #[cube]
 fn exponentials<U: MatrixUnit>(
     s: &mut U::Frag,
     scale: f32,
     base: &Array<f32>,
     sum: &mut Array<f32>,
-    #[comptime] rows: usize,
     #[comptime] form: Exponent,
-    #[comptime] isa: Isa,
+    #[comptime] plan: Plan,
 ) {
-    let cols = U::cols(&*s);
+    let (rows, cols) = (U::rows(&*s), U::cols(&*s));
+    let chains = comptime!(chains(plan, cols));
+    let mut part = Array::<f32>::new(chains);
     #[unroll]
     for r in 0..rows {
         let scaled = base[r] * scale;
-        let mut total = f32::new(0.0);
         #[unroll]
         for c in 0..cols {
             let x = U::get(&*s, r, c);
@@ -238,10 +286,15 @@ fn exponentials<U: MatrixUnit>(
             } else {
                 x * scale - scaled
             };
-            let p = exp2(exponent, isa);
+            let p = exp2(exponent, comptime!(plan.isa));
             U::set(s, r, c, p);
-            total += p;
+            let i = comptime!(c % chains);
+            part[i] = if comptime!(c < chains) { p } else { part[i] + p };
         }
-        sum[r] = total;
+        sum[r] = part[0];
+        #[unroll]
+        for i in 1..chains {
+            sum[r] += part[i];
+        }
     }
 }

@@ -18,11 +18,16 @@ pub struct Share {
     /// The query tile.
     pub seq: Seq,
     /// Which part, of `splits`.
-    part: u32,
+    pub part: u32,
 }
 
 #[cube]
 impl Share {
+    /// Part `part` of the keys of the query tile `seq`.
+    pub fn new(seq: Seq, part: u32) -> Share {
+        Share { seq, part }
+    }
+
     /// What the cube at `position` does.
     pub fn of_queries(
         position: u32,

@@ -7,9 +7,10 @@ use super::{
     mask::{KeyRange, Mask},
     seq::{Schedule, Seq},
     split::Share,
+    unit::hopper,
 };
 use crate::{
-    Causality,
+    Causality, Masking,
     plan::{Plan, WARPGROUP_ROWS},
 };
 
@@ -52,14 +53,7 @@ impl<M: Int> Problem<M> {
         let position = self.schedule.position(round, plan);
         let share = Share::of_schedule(&self.schedule, position, self.splits, plan);
         let seq = share.seq;
-        let mask = Mask::<M>::new(
-            self.schedule.seqlen_q,
-            self.seqlen_k,
-            &self.mask,
-            seq.batch,
-            seq.head,
-            comptime!(plan.causality),
-        );
+        let mask = self.mask_of(&seq, plan);
         let range = mask.k_range(seq.start, comptime!(plan.tile.block_m), plan);
         let range = busy(share.keys(range, self.splits, plan));
         let rest = 0u32.runtime();
@@ -70,6 +64,17 @@ impl<M: Int> Problem<M> {
             range,
             rest,
         }
+    }
+
+    fn mask_of(&self, seq: &Seq, #[comptime] plan: Plan) -> Mask<M> {
+        Mask::<M>::new(
+            self.schedule.seqlen_q,
+            self.seqlen_k,
+            &self.mask,
+            seq.batch,
+            seq.head,
+            comptime!(plan.causality),
+        )
     }
 
     /// `walk` as far as the rows of `warpgroup` go.
@@ -97,6 +102,37 @@ impl<M: Int> Problem<M> {
         }
     }
 
+    /// The walk that `Walk::save` left in `saved`. Its values are known to be the same in all units of a
+    /// plane, as those of the first one were: what a loop carries is not (see [`Schedule`]).
+    pub fn saved(&self, saved: &Array<u32>, #[comptime] plan: Plan) -> Walk<M> {
+        let seq = Seq {
+            batch: hopper::uniform(saved[0]) as usize,
+            head: hopper::uniform(saved[1]) as usize,
+            start: hopper::uniform(saved[2]),
+        };
+        // Under a bool mask there are no inner tiles; the compiler is to know.
+        let inner_end = if comptime!(plan.masking == Masking::Dense) {
+            0u32.runtime()
+        } else {
+            hopper::uniform(saved[4])
+        };
+        let range = KeyRange {
+            begin: hopper::uniform(saved[3]),
+            inner_end,
+            end: hopper::uniform(saved[5]),
+        };
+        let rest = hopper::uniform(saved[6]);
+        let share = Share::new(seq, hopper::uniform(saved[7]));
+        let mask = self.mask_of(&seq, plan);
+        Walk::<M> {
+            seq,
+            share,
+            mask,
+            range,
+            rest,
+        }
+    }
+
     /// Is there a tile for this cube in `round`?
     pub fn goes_on(&self, round: u32, #[comptime] plan: Plan) -> bool {
         let mut len = self.schedule.len(plan);
@@ -104,6 +140,24 @@ impl<M: Int> Problem<M> {
             len *= self.splits;
         }
         self.schedule.position(round, plan) < len
+    }
+}
+
+/// Words that a walk is saved in.
+pub const SAVED: usize = 8;
+
+#[cube]
+impl<M: Int> Walk<M> {
+    /// Leaves this walk in `saved`, for [`Problem::saved`]: to find a tile takes several divisions.
+    pub fn save(&self, saved: &mut Array<u32>) {
+        saved[0] = self.seq.batch as u32;
+        saved[1] = self.seq.head as u32;
+        saved[2] = self.seq.start;
+        saved[3] = self.range.begin;
+        saved[4] = self.range.inner_end;
+        saved[5] = self.range.end;
+        saved[6] = self.rest;
+        saved[7] = self.share.part;
     }
 }
 

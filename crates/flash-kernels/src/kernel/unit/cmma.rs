@@ -292,6 +292,10 @@ impl<E: HalfFloat> MatrixUnit for Cmma<E> {
         }
     }
 
+    fn any(_flag: bool) -> bool {
+        true.runtime()
+    }
+
     fn reduce_sum(values: &mut Array<f32>, _scratch: &mut CmmaScratch, #[comptime] plan: Plan) {
         #[unroll]
         for r in 0..comptime!(lane_rows(plan)) {

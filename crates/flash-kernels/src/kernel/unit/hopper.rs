@@ -195,3 +195,38 @@ pub fn store_words(address: u32, words: Vector<u32, Const<4>>) {
         w = in(_) words.extract(3usize)
     );
 }
+
+/// Writes 16 bytes to `to[at]` where `is_due` is not 0: a predicate, so that what comes before and
+/// after may mix.
+#[cube]
+pub fn store_global(
+    to: *const Vector<u32, Const<4>>,
+    at: usize,
+    words: Vector<u32, Const<4>>,
+    is_due: u32,
+) {
+    gpu_asm!(
+        "{{ .reg .pred p; .reg .b64 t; setp.ne.u32 p, {d}, 0; mad.lo.u64 t, {o}, 16, {g}; @p st.global.v4.b32 [t], {{{x}, {y}, {z}, {w}}}; }}",
+        d = in(_) u32::cast_from(is_due),
+        o = in(_) u64::cast_from(at),
+        g = mem_out(_) to,
+        x = in(_) words.extract(0usize),
+        y = in(_) words.extract(1usize),
+        z = in(_) words.extract(2usize),
+        w = in(_) words.extract(3usize),
+        options(explicit_mem)
+    );
+}
+
+/// `store_global` of one f32.
+#[cube]
+pub fn store_global_f32(to: *const f32, at: usize, x: f32, is_due: u32) {
+    gpu_asm!(
+        "{{ .reg .pred p; .reg .b64 t; setp.ne.u32 p, {d}, 0; mad.lo.u64 t, {o}, 4, {g}; @p st.global.f32 [t], {x}; }}",
+        d = in(_) u32::cast_from(is_due),
+        o = in(_) u64::cast_from(at),
+        g = mem_out(_) to,
+        x = in(_) f32::cast_from(x),
+        options(explicit_mem)
+    );
+}

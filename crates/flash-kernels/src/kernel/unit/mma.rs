@@ -270,7 +270,7 @@ impl<E: Operand> MatrixUnit for Mma<E> {
         _scratch: &mut (),
         #[comptime] _plan: Plan,
     ) {
-        if ptx::any(u32::cast_from(stale)) {
+        if stale {
             #[unroll]
             for m in 0..comptime!(acc.m_tiles) {
                 let (upper, lower) = (alpha[comptime!(2 * m)], alpha[comptime!(2 * m + 1)]);
@@ -356,6 +356,10 @@ impl<E: Operand> MatrixUnit for Mma<E> {
             let x = max(values[r], ptx::shuffle_xor(values[r], 1u32));
             values[r] = max(x, ptx::shuffle_xor(x, 2u32));
         }
+    }
+
+    fn any(flag: bool) -> bool {
+        ptx::any(u32::cast_from(flag))
     }
 
     fn reduce_sum(values: &mut Array<f32>, _scratch: &mut (), #[comptime] plan: Plan) {

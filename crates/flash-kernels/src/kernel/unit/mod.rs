@@ -110,7 +110,8 @@ pub trait MatrixUnit: Send + Sync + 'static {
     );
 
     /// `acc[r, :] *= alpha[r]`, `alpha` indexed like a product's rows. `stale` is false in a unit
-    /// whose `alpha` are all 1; a group may skip the work if it is false in all of its units.
+    /// whose `alpha` are all 1; a group may skip the work if it is false in all of its units, and
+    /// where `Self::any` votes they must agree on it.
     fn rescale(
         acc: &mut Self::Acc,
         alpha: &Array<f32>,
@@ -150,6 +151,9 @@ pub trait MatrixUnit: Send + Sync + 'static {
 
     /// Maximum of each of `values` (one per row) over the units that share the row.
     fn reduce_max(values: &mut Array<f32>, scratch: &mut Self::Scratch, #[comptime] plan: Plan);
+    /// Is `flag` true in any unit of a group that holds whole rows? All of them get the same answer.
+    /// Where a vote would cost more than it saves: always.
+    fn any(flag: bool) -> bool;
     /// Sum of each of `values` (one per row) over the units that share the row.
     fn reduce_sum(values: &mut Array<f32>, scratch: &mut Self::Scratch, #[comptime] plan: Plan);
 }

@@ -14,6 +14,14 @@ pub fn ex2(x: f32) -> f32 {
     out
 }
 
+/// `1 / x`, `rcp.approx.ftz.f32`.
+#[cube]
+pub fn rcp(x: f32) -> f32 {
+    let out: f32;
+    gpu_asm!("rcp.approx.ftz.f32 {}, {};", out(_) out, in(_) f32::cast_from(x), options(pure, nomem));
+    out
+}
+
 /// `x`, unknown to the compiler: what is derived from it is computed anew, instead of being kept in
 /// registers since it was first derived.
 #[cube]

@@ -290,6 +290,10 @@ impl MatrixUnit for Scalar {
         reduce(values, scratch, plan, Fold::Max);
     }
 
+    fn any(_flag: bool) -> bool {
+        true.runtime()
+    }
+
     fn reduce_sum(values: &mut Array<f32>, scratch: &mut ScalarScratch, #[comptime] plan: Plan) {
         reduce(values, scratch, plan, Fold::Sum);
     }
