@@ -29,7 +29,14 @@ fn attempt(
     case: &Case,
     args: &Args,
 ) -> Result<Outcome, String> {
-    let mut subject = match Subject::new(series, case, inputs, target, args.schedule) {
+    let mut subject = match Subject::new(
+        series,
+        case,
+        inputs,
+        target,
+        args.choice.units,
+        args.schedule,
+    ) {
         Ok(subject) => subject,
         Err(reason) => return Ok(Outcome::without_time(Status::Refused, reason)),
     };

@@ -28,7 +28,7 @@ fn attempt(
     case: &Case,
     args: &Args,
 ) -> Result<Outcome, String> {
-    let mut subject = match Subject::new(series, case, inputs, target, args.tile, args.splits) {
+    let mut subject = match Subject::new(series, case, inputs, target, args.choice) {
         Ok(subject) => subject,
         Err(reason) => return Ok(Outcome::without_time(Status::Refused, reason)),
     };

@@ -27,6 +27,35 @@ pub enum Role {
     Help,
 }
 
+/// Among which kernels the plan of ours is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Units {
+    /// All that the device can run.
+    All,
+    /// Those of devices before sm_90: without the warpgroup kernels.
+    Mma,
+}
+
+/// What replaces the table's choice for ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// Among which kernels.
+    pub units: Units,
+    /// Queries and keys of a tile.
+    pub tile: Option<[usize; 2]>,
+    /// Parts of the keys.
+    pub splits: Option<usize>,
+}
+
+impl Choice {
+    /// The table's own choice.
+    pub const NONE: Self = Self {
+        units: Units::All,
+        tile: None,
+        splits: None,
+    };
+}
+
 /// The parsed command line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Args {
@@ -46,12 +75,10 @@ pub struct Args {
     pub causalities: Vec<Causality>,
     /// What is timed.
     pub series: Vec<Series>,
-    /// Queries and keys of a tile of ours, instead of the table's.
-    pub tile: Option<[usize; 2]>,
+    /// What replaces the table's choice for ours.
+    pub choice: Choice,
     /// Order of the gradient's sums.
     pub schedule: GradientOrder,
-    /// Parts of the keys of ours, instead of the table's.
-    pub splits: Option<usize>,
     /// Papers' or tiny shapes.
     pub size: Size,
     /// Longest time for one series on one case.
@@ -99,8 +126,7 @@ impl Args {
                 Size::Few => vec![Causality::Full],
             },
             series: pass.series()[..3].to_vec(),
-            tile: None,
-            splits: None,
+            choice: Choice::NONE,
             schedule: GradientOrder::Deterministic,
             size,
             limit: Duration::from_secs(240),
@@ -162,9 +188,10 @@ impl Args {
             "--dims" => self.dims = list(option, value, positive)?,
             "--seqlens" => self.seqlens = list(option, value, positive)?,
             "--queries" => self.queries = list(option, value, positive)?,
-            "--splits" => self.splits = Some(one(option, value, positive)?),
+            "--units" => self.choice.units = one(option, value, units)?,
+            "--splits" => self.choice.splits = Some(one(option, value, positive)?),
             "--only" => self.series = list(option, value, series)?,
-            "--tile" => self.tile = Some(one(option, value, tile)?),
+            "--tile" => self.choice.tile = Some(one(option, value, tile)?),
             "--schedule" => self.schedule = one(option, value, schedule)?,
             "--causal" => {
                 self.causalities = match value {
@@ -224,6 +251,14 @@ fn tile(text: &str) -> Option<[usize; 2]> {
     let (queries, keys) = (positive(queries)?, positive(keys)?);
     let taken = [64, 128, 192, 256].contains(&queries) && keys % 16 == 0 && keys <= 256;
     taken.then_some([queries, keys])
+}
+
+fn units(text: &str) -> Option<Units> {
+    match text {
+        "all" => Some(Units::All),
+        "mma" => Some(Units::Mma),
+        _ => None,
+    }
 }
 
 fn schedule(text: &str) -> Option<GradientOrder> {
@@ -322,7 +357,7 @@ mod tests {
         assert_eq!(lengths, pairs);
         assert_eq!(args.cases()[1].shape(), [1, 8, 128, 128]);
         let one = parse("--queries 1 --seqlens 1024 --dtype f16 --dims 64 --splits 4").unwrap();
-        assert_eq!((one.cases().len(), one.splits), (2, Some(4)));
+        assert_eq!((one.cases().len(), one.choice.splits), (2, Some(4)));
         assert!(parse_for(Pass::Backward, "--queries 1").is_err());
         assert!(parse_for(Pass::Backward, "--small-shapes").is_err());
     }
@@ -336,6 +371,11 @@ mod tests {
         assert_eq!(args.series, [Series::Dq, Series::Dkv, Series::Delta]);
         assert!(args.cases().iter().all(|it| it.pass == Pass::Backward));
         assert!(parse("--only dq").unwrap_err().contains("dq"));
+        let earlier = parse_for(Pass::Backward, "--units mma").unwrap();
+        assert_eq!(
+            (args.choice, earlier.choice.units),
+            (Choice::NONE, Units::Mma)
+        );
         for pass in [Pass::Forward, Pass::Backward] {
             let usage = usage(pass);
             assert!(usage.contains(&format!("--bench {} ", pass.name())));
@@ -357,6 +397,7 @@ mod tests {
             "--ceiling -1",
             "--tile 100x64",
             "--tile 64",
+            "--units scalar",
         ] {
             let message = parse(line).unwrap_err();
             let option = line.split_whitespace().next().unwrap();

@@ -4,14 +4,17 @@ use burn::tensor::{Device, Tensor};
 use burn_flash_attention::{FlashOptions, try_flash_attention};
 use cubecl::client::Client;
 use flash_kernels::{
-    AttentionProblem, BackwardInputs, ForwardOutput, GradientOrder, Gradients, TensorView, Wanted,
-    backward,
+    AttentionError, AttentionProblem, BackwardInputs, BackwardPlans, ForwardOutput, GradientOrder,
+    Gradients, Pass, TensorView, Wanted, backward, launch::backward_with,
 };
 
+use super::args::Units;
 use super::device::Target;
 use super::grid::{Case, Series};
 use super::inputs::{Inputs, Sign};
-use super::subject::{attend, flash_options, problem, report, upload_tensor, upload_view};
+use super::subject::{
+    attend, flash_options, plan_of_mma, problem, report, upload_tensor, upload_view,
+};
 use super::timing::Timed;
 
 /// The bytes of dq, dk and dv, where they were asked for.
@@ -40,13 +43,14 @@ impl Subject {
         case: &Case,
         inputs: &Inputs,
         target: &Target,
+        units: Units,
         order: GradientOrder,
     ) -> Result<Self, String> {
         match series {
             Series::Op | Series::Burn => {
                 Op::new(series, case, inputs, target, order).map(|it| Self::Op(Box::new(it)))
             }
-            _ => Kernels::new(series, case, inputs, target, order)
+            _ => Kernels::new(series, case, inputs, target, units, order)
                 .map(|it| Self::Kernels(Box::new(it))),
         }
     }
@@ -54,7 +58,7 @@ impl Subject {
     /// What our kernels or op will run; `None` for Burn's own op.
     pub fn path(&self) -> Option<String> {
         match self {
-            Self::Kernels(kernels) => Some(kernels.plans.clone()),
+            Self::Kernels(kernels) => Some(kernels.path()),
             Self::Op(op) => op.report.clone(),
         }
     }
@@ -142,6 +146,18 @@ impl Timed for Subject {
     }
 }
 
+/// The plans of the gradient for devices before sm_90.
+fn plans_of_mma(
+    client: &Client,
+    problem: &AttentionProblem,
+) -> Result<BackwardPlans, AttentionError> {
+    Ok(BackwardPlans {
+        dq: plan_of_mma(client, problem, Pass::Dq)?,
+        dkv: plan_of_mma(client, problem, Pass::Dkv)?,
+        fused: None,
+    })
+}
+
 /// `flash_kernels::backward`, or a part of it, on packed buffers.
 pub struct Kernels {
     series: Series,
@@ -152,8 +168,7 @@ pub struct Kernels {
     v: TensorView,
     forward: ForwardOutput,
     d_out: TensorView,
-    plans: String,
-    order: GradientOrder,
+    plans: BackwardPlans,
     last: Option<Gradients>,
 }
 
@@ -163,20 +178,16 @@ impl Kernels {
         case: &Case,
         inputs: &Inputs,
         target: &Target,
+        units: Units,
         order: GradientOrder,
     ) -> Result<Self, String> {
         let client = target.client.clone();
         let problem = problem(case)?;
-        let plans = flash_kernels::plan_backward(&client, &problem, order);
-        let plans = plans.map_err(|error| error.to_string())?;
-        let plans = match series {
-            Series::Dq => format!("{:?}", plans.dq),
-            Series::Dkv => format!("{:?}", plans.dkv),
-            Series::Delta => "the one there is".to_owned(),
-            // It does the work of the others.
-            _ if plans.fused.is_some() => format!("{:?}", plans.fused),
-            _ => format!("{plans:?}"),
+        let plans = match units {
+            Units::All => flash_kernels::plan_backward(&client, &problem, order),
+            Units::Mma => plans_of_mma(&client, &problem),
         };
+        let plans = plans.map_err(|error| error.to_string())?;
         let upload = |values| upload_view(&client, case, case.shape(), values, Sign::Plus);
         let [q, k, v] = [&inputs.q, &inputs.k, &inputs.v].map(|values| upload(values));
         let forward = flash_kernels::forward(&client, &problem, &q, &k, &v, None);
@@ -190,9 +201,21 @@ impl Kernels {
             client,
             problem,
             plans,
-            order,
             last: None,
         })
+    }
+
+    /// What runs.
+    fn path(&self) -> String {
+        let plans = &self.plans;
+        match self.series {
+            Series::Dq => format!("{:?}", plans.dq),
+            Series::Dkv => format!("{:?}", plans.dkv),
+            Series::Delta => "the one there is".to_owned(),
+            // It does the work of the others.
+            _ if plans.fused.is_some() => format!("{:?}", plans.fused),
+            _ => format!("{plans:?}"),
+        }
     }
 
     fn launch(&mut self, series: Series) -> Result<(), String> {
@@ -218,7 +241,12 @@ impl Kernels {
             forward: &self.forward,
             d_out: &self.d_out,
         };
-        let gradients = backward(&self.client, &problem, inputs, wanted, self.order);
+        let gradients = if series == Series::Delta {
+            // The plans are for a problem with keys.
+            backward(&self.client, &problem, inputs, wanted, self.plans.order())
+        } else {
+            backward_with(&self.client, &problem, &self.plans, inputs, wanted)
+        };
         self.last = Some(gradients.map_err(|error| error.to_string())?);
         Ok(())
     }

@@ -6,10 +6,13 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use burn_flash_attention::{FlashOptions, attention_report, try_flash_attention};
 use cubecl::client::Client;
 use flash_kernels::{
-    AttentionProblem, AttentionShape, DeviceClass, FloatKind, Masking, Plan, Precision, TensorView,
-    UnitKind, launch::forward_with,
+    AttentionError, AttentionProblem, AttentionShape, DeviceClass, FloatKind, Masking, Pass, Plan,
+    Precision, TensorView, UnitKind,
+    launch::forward_with,
+    select::{Alignment, select},
 };
 
+use super::args::{Choice, Units};
 use super::device::Target;
 use super::grid::{Case, Causality, Dtype, Series};
 use super::inputs::{Inputs, Sign, encode};
@@ -38,15 +41,14 @@ impl Subject {
         case: &Case,
         inputs: &Inputs,
         target: &Target,
-        tile: Option<[usize; 2]>,
-        splits: Option<usize>,
+        choice: Choice,
     ) -> Result<Self, String> {
         match series {
             Series::Op | Series::Burn => {
                 Op::new(series, case, inputs, target).map(|it| Self::Op(Box::new(it)))
             }
             _ => {
-                let kernel = Kernel::new(case, inputs, target, tile, splits);
+                let kernel = Kernel::new(case, inputs, target, choice);
                 kernel.map(|it| Self::Kernel(Box::new(it)))
             }
         }
@@ -137,18 +139,15 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    fn new(
-        case: &Case,
-        inputs: &Inputs,
-        target: &Target,
-        tile: Option<[usize; 2]>,
-        splits: Option<usize>,
-    ) -> Result<Self, String> {
+    fn new(case: &Case, inputs: &Inputs, target: &Target, choice: Choice) -> Result<Self, String> {
         let client = target.client.clone();
         let problem = problem(case)?;
-        let plan = flash_kernels::plan_forward(&client, &problem);
+        let plan = match choice.units {
+            Units::All => flash_kernels::plan_forward(&client, &problem),
+            Units::Mma => plan_of_mma(&client, &problem, Pass::Forward),
+        };
         let mut plan = plan.map_err(|error| error.to_string())?;
-        if let Some([queries, keys]) = tile {
+        if let Some([queries, keys]) = choice.tile {
             (plan.tile.block_m, plan.tile.block_n) = (queries, keys);
             plan.threads = match plan.unit {
                 UnitKind::Wgmma => 128 * (plan.consumers() + 1),
@@ -156,7 +155,7 @@ impl Kernel {
                 unit => return Err(format!("--tile is for Wgmma and Mma, not {unit:?}")),
             };
         }
-        if let Some(splits) = splits {
+        if let Some(splits) = choice.splits {
             plan.splits = splits;
             let fits = plan.check(&DeviceClass::of(&client));
             fits.map_err(|error| error.to_string())?;
@@ -169,7 +168,7 @@ impl Kernel {
             client,
             problem,
             plan,
-            is_chosen: tile.is_some() || splits.is_some(),
+            is_chosen: choice != Choice::NONE,
             last: None,
         })
     }
@@ -185,6 +184,26 @@ impl Kernel {
         self.last = Some(output.map_err(|error| error.to_string())?.out);
         Ok(())
     }
+}
+
+/// The table's plan for packed tensors on this device, had it no warpgroup products.
+///
+/// # Errors
+///
+/// As `flash_kernels::select::select`.
+pub fn plan_of_mma(
+    client: &Client,
+    problem: &AttentionProblem,
+    pass: Pass,
+) -> Result<Plan, AttentionError> {
+    let device = DeviceClass {
+        wgmma: false,
+        ..DeviceClass::of(client)
+    };
+    let whole = |size: usize| 1 << size.trailing_zeros().min(3);
+    let shape = &problem.shape;
+    let alignment = Alignment(whole(shape.head_dim).min(whole(shape.val_dim)));
+    select(&device, problem, pass, alignment)
 }
 
 /// What `case` asks of our kernels.

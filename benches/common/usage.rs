@@ -10,6 +10,8 @@ const OPTIONS: &str = "\
   --dims LIST       head dimensions              (default 64,128)
   --seqlens LIST    sequence lengths             (default 1024,4096,16384)
   --causal WHICH    both, no or yes              (default both)
+  --units WHICH     ours with all kernels that the device can run (default), or mma: with those for
+                    devices before sm_90, on CUDA, not f32
   --tile QxK        ours with tiles of Q queries and K keys instead of the table's, on CUDA, not f32:
                     64 (but for sm_90's own kernels), 128, 192 or 256 queries, a multiple of 16 keys
                     up to 256

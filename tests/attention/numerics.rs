@@ -134,13 +134,17 @@ fn negative_scale_with_mask(#[values(-2.0, 0.0)] scale: f64) {
 }
 
 /// Logits that rise, fall or peak along the keys: the running maximum changes in every tile, in
-/// none, and in the middle.
+/// none, and in the middle. Where it lags behind, sums must not care.
 #[rstest]
 #[case::rising(|j: usize| j as f64 / 8.0)]
 #[case::falling(|j: usize| -(j as f64) / 8.0)]
 #[case::peak(|j: usize| if j == 200 { 300.0 } else { 0.0 })]
 #[case::far_below_zero(|j: usize| -1000.0 - j as f64)]
 #[case::far_above_zero(|j: usize| 1000.0 - j as f64 / 16.0)]
+#[case::from_far_below_to_far_above(|j: usize| 5.0 * j as f64 - 1000.0)]
+#[case::far_in_the_middle(|j: usize| if j == 200 { 900.0 } else { j as f64 / 100.0 })]
+#[case::stairs_within_the_lag(|j: usize| 5.0 * (j / 64) as f64)]
+#[case::peaks_that_one_lane_sees(|j: usize| if j % 64 == 37 { j as f64 / 8.0 } else { 0.0 })]
 fn running_maximum(#[case] logit: fn(usize) -> f64, #[values(F32, F16, Bf16)] dtype: Dtype) {
     let dims = dims(1, 1, 70, 400, 16);
     let mut problem = Problem::random(dtype, dims);
@@ -237,18 +241,51 @@ fn runs_are_reproducible(#[values(F32, F16, Bf16)] dtype: Dtype) {
     assert_eq!(first.lse, second.lse);
 }
 
-/// A query that is not a number spoils its own row and no other.
+/// What a query holds changes its own row and not a bit of another one, be it no number, far from all
+/// others or just large enough to raise a maximum: planes decide together what rows have to do.
 #[rstest]
-fn nan_in_one_query(#[values(F32, F16, Bf16)] dtype: Dtype) {
-    let mut problem = Problem::random(dtype, dims(1, 1, 70, 290, 64));
+fn a_query_changes_its_own_row(
+    #[values(f64::NAN, 60_000.0, -60_000.0, 8.0)] value: f64,
+    #[values(Full, Causal)] causality: Causality,
+    #[values(F32, F16, Bf16)] dtype: Dtype,
+) {
+    let mut problem = Problem::random(dtype, dims(1, 1, 70, 290, 64)).causality(causality);
     if problem.is_refused() {
         return;
     }
-    let mut clean = download(dtype, problem.run().out);
-    problem.q[33 * 64 + 5] = f64::NAN;
-    let mut dirty = download(dtype, problem.run().out);
-    for out in [&mut clean, &mut dirty] {
+    let mut before = download(dtype, problem.run().out);
+    problem.q[33 * 64 + 5] = value;
+    let mut after = download(dtype, problem.run().out);
+    for out in [&mut before, &mut after] {
         out.drain(33 * 64..34 * 64);
     }
-    assert_eq!(dirty, clean, "rows other than 33");
+    assert_eq!(after, before, "rows other than 33");
+}
+
+/// Under a causal mask no bit of a row depends on keys and values that come later.
+#[rstest]
+fn later_keys_leave_a_row_as_it_is(
+    #[values(60_000.0, 30.0, 3.0)] value: f64,
+    #[values(F32, F16, Bf16)] dtype: Dtype,
+) {
+    let lengths = dims(1, 2, 290, 290, 64);
+    let mut problem = Problem::random(dtype, lengths).causal();
+    if problem.is_refused() {
+        return;
+    }
+    let before = download(dtype, problem.run().out);
+    for line in 0..2 {
+        for at in (line * 290 + 201) * 64..(line + 1) * 290 * 64 {
+            problem.k[at] = if at % 2 == 0 { value } else { -value };
+            problem.v[at] = value;
+        }
+    }
+    let after = download(dtype, problem.run().out);
+    let earlier = |out: &[f64]| {
+        let lines = out.chunks(290 * 64);
+        lines
+            .flat_map(|line| line[..201 * 64].to_vec())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(earlier(&after), earlier(&before), "rows before 201");
 }

@@ -122,8 +122,7 @@ impl OnlineSoftmax {
             if due {
                 self.raise::<U>(s, &mut peak, &mut alpha, &mut sum, scratch, plan);
             } else {
-                let base = self.base();
-                exponentials::<U>(s, self.scale, &base, &mut sum, Exponent::Fused, plan);
+                exponentials::<U>(s, self.scale, &self.base(), &mut sum, plan);
             }
             due
         };
@@ -162,22 +161,59 @@ impl OnlineSoftmax {
         for r in 0..comptime!(self.rows) {
             let old = self.row_max[r];
             let new = max(old, peak[r]);
-            // The difference of two -inf is no number: the first comparison answers then.
-            let keep = new <= old || (new - old) * self.scale <= LAZY_LIMIT;
+            let keep = self.keeps(old, new, r, plan);
             let now = select(keep, old, new);
             stale = stale || !keep;
             let lag = exp2((old - finite_or_zero(now, isa)) * self.scale, isa);
             alpha[r] = select(keep, f32::new(1.0), lag);
             self.row_max[r] = now;
             if comptime!(plan.exponent == Exponent::Fused) {
-                let far = (now * self.scale).abs() > FUSED_LIMIT;
+                // A scale of 0 makes it infinite; of a row that saw nothing it would be no number.
                 let ceiling = now + f32::new(LAZY_LIMIT) / self.scale;
-                self.ceiling[r] = select(far, neg_infinity(isa), ceiling);
+                let none = self.is_far(now) || now == neg_infinity(isa);
+                self.ceiling[r] = select(none, neg_infinity(isa), ceiling);
             }
         }
-        let base = self.base();
-        exponentials::<U>(s, self.scale, &base, sum, Exponent::Exact, plan);
+        let mut base = self.base();
+        if comptime!(plan.exponent == Exponent::Fused) {
+            self.draw_near::<U>(s, &mut base);
+        }
+        exponentials::<U>(s, self.scale, &base, sum, plan);
         stale
+    }
+
+    /// May row `r` keep `old` where `new` is the maximum? Where units compare with the ceiling, it
+    /// decides here too: whether a row is raised must not depend on other rows.
+    fn keeps(&self, old: f32, new: f32, #[comptime] r: usize, #[comptime] plan: Plan) -> bool {
+        // The difference of two -inf is no number: the first comparison answers then.
+        let near = new <= old || (new - old) * self.scale <= LAZY_LIMIT;
+        if comptime!(plan.exponent == Exponent::Exact) {
+            near
+        } else {
+            new <= self.ceiling[r] || (near && self.is_far(old))
+        }
+    }
+
+    /// Is the rounding error of `c·m` too large to be in an exponent?
+    fn is_far(&self, peak: f32) -> bool {
+        (peak * self.scale).abs() > FUSED_LIMIT
+    }
+
+    /// Subtracts a base that is far from `s` at once, exactly, and leaves 0 to subtract. Other rows stay
+    /// as they are: their bits do not depend on what else a plane sees.
+    fn draw_near<U: MatrixUnit>(&self, s: &mut U::Frag, base: &mut Array<f32>) {
+        let (rows, cols) = (U::rows(&*s), U::cols(&*s));
+        #[unroll]
+        for r in 0..rows {
+            let far = self.is_far(base[r]);
+            let now = select(far, base[r], f32::new(0.0));
+            base[r] = select(far, f32::new(0.0), base[r]);
+            #[unroll]
+            for c in 0..cols {
+                let x = U::get(&*s, r, c) - now;
+                U::set(s, r, c, x);
+            }
+        }
     }
 
     /// Goes on with the rows of `next`, and forgets its own.
@@ -250,7 +286,11 @@ fn row_peaks<U: MatrixUnit>(
         for c in 0..cols {
             let x = U::get(s, r, c);
             let i = comptime!(c % chains);
-            part[i] = if comptime!(c < chains) { x } else { max(part[i], x) };
+            part[i] = if comptime!(c < chains) {
+                x
+            } else {
+                max(part[i], x)
+            };
         }
         peak[r] = part[0];
         #[unroll]
@@ -261,15 +301,13 @@ fn row_peaks<U: MatrixUnit>(
     peak
 }
 
-/// `s[r, :] = exp2(scale·(s[r, :] - base[r]))`, computed as `form` says; `sum` is this unit's part of
-/// each row's sum.
+/// `s[r, :] = exp2(scale·(s[r, :] - base[r]))`; `sum` is this unit's part of each row's sum.
 #[cube]
 fn exponentials<U: MatrixUnit>(
     s: &mut U::Frag,
     scale: f32,
     base: &Array<f32>,
     sum: &mut Array<f32>,
-    #[comptime] form: Exponent,
     #[comptime] plan: Plan,
 ) {
     let (rows, cols) = (U::rows(&*s), U::cols(&*s));
@@ -281,7 +319,7 @@ fn exponentials<U: MatrixUnit>(
         #[unroll]
         for c in 0..cols {
             let x = U::get(&*s, r, c);
-            let exponent = if comptime!(form == Exponent::Exact) {
+            let exponent = if comptime!(plan.exponent == Exponent::Exact) {
                 (x - base[r]) * scale
             } else {
                 x * scale - scaled
@@ -289,7 +327,11 @@ fn exponentials<U: MatrixUnit>(
             let p = exp2(exponent, comptime!(plan.isa));
             U::set(s, r, c, p);
             let i = comptime!(c % chains);
-            part[i] = if comptime!(c < chains) { p } else { part[i] + p };
+            part[i] = if comptime!(c < chains) {
+                p
+            } else {
+                part[i] + p
+            };
         }
         sum[r] = part[0];
         #[unroll]
