@@ -62,13 +62,12 @@ impl Plan {
                 "128, 192 or 256, or 64 keys of dkv: registers are shared out for so many",
             ));
         }
-        if self.unit == UnitKind::Wgmma && self.pass == Pass::Forward && self.lag() > self.stages()
-        {
+        if self.must_not_lag() && self.lag() >= self.stages() {
             return Err(AttentionError::new(
                 "block_n",
                 self.tile.block_n,
                 format!(
-                    "at most {} tiles of keys to 64 queries fewer than block_m",
+                    "fewer than {} tiles of keys to 64 queries fewer than block_m",
                     self.stages()
                 ),
             ));

@@ -90,12 +90,13 @@ pub const WARPGROUP_ROWS: usize = 64;
 const SM90_SHARED_BYTES: usize = 227 * 1024;
 
 impl Plan {
-    /// Stages of the K/V pipeline. Boxes of the forward pass travel into four where those fit, those of
-    /// a divided one into three.
+    /// Stages of the K/V pipeline. Boxes of the forward pass travel into four where those fit, or three;
+    /// those of a divided one into three.
     pub const fn stages(&self) -> usize {
         match (self.copy, self.pass) {
             (CopyKind::Vector | CopyKind::Ahead, _) => 1,
             (CopyKind::Boxes, Pass::Forward) if self.fits(2, 4, 4) => 4,
+            (CopyKind::Boxes, Pass::Forward) if self.fits(2, 3, 3) => 3,
             // V is left a step before K: what is scarce goes to `head_stages`.
             (CopyKind::Boxes, Pass::Dq) if !self.fits(1, 3, 2) => 1,
             // A step is over only when both warpgroups are done with its tiles.
@@ -122,6 +123,15 @@ impl Plan {
     /// Key tiles that the last warpgroup of a query tile may see after the last of the first one.
     pub const fn lag(&self) -> usize {
         (self.tile.block_m - WARPGROUP_ROWS).div_ceil(self.tile.block_n)
+    }
+
+    /// Does a warpgroup wait for the next queries while others still need values? Those queries come
+    /// after the last values, for which there must be a stage besides the ones it has not released.
+    pub const fn must_not_lag(&self) -> bool {
+        matches!(
+            (self.unit, self.pass, self.causality),
+            (UnitKind::Wgmma, Pass::Forward, Causality::Causal)
+        )
     }
 
     /// Elements of a vector of a shared tile: 16 bytes, which are four words of two elements for
