@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use flash_kernels::GradientOrder;
 
+use super::choice::{Choice, tile, units};
 use super::grid::{Case, Causality, Dtype, Pass, Series, Size};
 
 /// Whether series run in child processes.
@@ -25,35 +26,6 @@ pub enum Role {
     Worker(Series),
     /// Prints [`usage`](super::usage::usage) and ends.
     Help,
-}
-
-/// Among which kernels the plan of ours is chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Units {
-    /// All that the device can run.
-    All,
-    /// Those of devices before sm_90: without the warpgroup kernels.
-    Mma,
-}
-
-/// What replaces the table's choice for ours.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Choice {
-    /// Among which kernels.
-    pub units: Units,
-    /// Queries and keys of a tile.
-    pub tile: Option<[usize; 2]>,
-    /// Parts of the keys.
-    pub splits: Option<usize>,
-}
-
-impl Choice {
-    /// The table's own choice.
-    pub const NONE: Self = Self {
-        units: Units::All,
-        tile: None,
-        splits: None,
-    };
 }
 
 /// The parsed command line.
@@ -245,22 +217,6 @@ impl Args {
     }
 }
 
-/// `128x64`, as far as a kernel for tensor cores can be made of it.
-fn tile(text: &str) -> Option<[usize; 2]> {
-    let (queries, keys) = text.split_once('x')?;
-    let (queries, keys) = (positive(queries)?, positive(keys)?);
-    let taken = [64, 128, 192, 256].contains(&queries) && keys % 16 == 0 && keys <= 256;
-    taken.then_some([queries, keys])
-}
-
-fn units(text: &str) -> Option<Units> {
-    match text {
-        "all" => Some(Units::All),
-        "mma" => Some(Units::Mma),
-        _ => None,
-    }
-}
-
 fn schedule(text: &str) -> Option<GradientOrder> {
     match text {
         "deterministic" => Some(GradientOrder::Deterministic),
@@ -301,6 +257,7 @@ pub fn list<T>(
 
 #[cfg(test)]
 mod tests {
+    use super::super::choice::Units;
     use super::super::usage::usage;
     use super::*;
 

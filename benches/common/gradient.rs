@@ -8,7 +8,7 @@ use flash_kernels::{
     Gradients, Pass, TensorView, Wanted, backward, launch::backward_with,
 };
 
-use super::args::Units;
+use super::choice::Units;
 use super::device::Target;
 use super::grid::{Case, Series};
 use super::inputs::{Inputs, Sign};

@@ -23,6 +23,7 @@
 //! `#[path]` and run the unit tests in it.
 
 pub mod args;
+pub mod choice;
 pub mod date;
 pub mod device;
 pub mod gradient;

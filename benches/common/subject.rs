@@ -12,7 +12,7 @@ use flash_kernels::{
     select::{Alignment, select},
 };
 
-use super::args::{Choice, Units};
+use super::choice::{Choice, Units};
 use super::device::Target;
 use super::grid::{Case, Causality, Dtype, Series};
 use super::inputs::{Inputs, Sign, encode};

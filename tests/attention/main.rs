@@ -29,6 +29,7 @@ mod fused;
 mod fusion;
 mod gqa;
 mod gradients;
+mod lag;
 mod large;
 mod lent;
 mod masks;

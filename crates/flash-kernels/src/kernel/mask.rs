@@ -155,7 +155,7 @@ impl<M: Int> Mask<M> {
             );
         }
         let mut inner_end = common / block_n;
-        if comptime!(plan.masking == Masking::Dense) {
+        if comptime!(!has_inner(plan)) {
             inner_end = 0u32.runtime();
         }
         KeyRange {
@@ -312,6 +312,11 @@ impl<M: Int> Mask<M> {
             }
         }
     }
+}
+
+/// Are there key tiles that need no mask?
+pub const fn has_inner(plan: Plan) -> bool {
+    matches!(plan.masking, Masking::None)
 }
 
 /// May a step of `plan` drop pairs of queries and keys that exist?

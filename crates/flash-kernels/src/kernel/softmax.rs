@@ -114,8 +114,9 @@ impl OnlineSoftmax {
             let mut due = false.runtime();
             #[unroll]
             for r in 0..rows {
-                // Not `>`: what is no number is due.
-                due = due || !(peak[r] <= self.ceiling[r]);
+                // Not a `>`: what is no number is due.
+                let within = peak[r] <= self.ceiling[r];
+                due = due || !within;
                 alpha[r] = f32::new(1.0);
             }
             let due = U::any(due);

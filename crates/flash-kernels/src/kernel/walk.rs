@@ -4,13 +4,13 @@
 use cubecl::prelude::*;
 
 use super::{
-    mask::{KeyRange, Mask},
+    mask::{KeyRange, Mask, has_inner},
     seq::{Schedule, Seq},
     split::Share,
     unit::hopper,
 };
 use crate::{
-    Causality, Masking,
+    Causality,
     plan::{Plan, WARPGROUP_ROWS},
 };
 
@@ -110,11 +110,11 @@ impl<M: Int> Problem<M> {
             head: hopper::uniform(saved[1]) as usize,
             start: hopper::uniform(saved[2]),
         };
-        // Under a bool mask there are no inner tiles; the compiler is to know.
-        let inner_end = if comptime!(plan.masking == Masking::Dense) {
-            0u32.runtime()
-        } else {
+        // Where there are none the compiler is to know.
+        let inner_end = if comptime!(has_inner(plan)) {
             hopper::uniform(saved[4])
+        } else {
+            0u32.runtime()
         };
         let range = KeyRange {
             begin: hopper::uniform(saved[3]),
