@@ -146,13 +146,15 @@ fn consume<E: HalfFloat, M: Int, S: Size, P: Size, A: Size>(
     let line = problem.line(seq.batch, seq.head);
     let mut acc = wgmma::zeros(head_pad);
     let pairs = pairs_of::<E>(&acc, stats, line, seq.start, problem.seqlen_q, plan);
+    let rows = problem.seqlen_q - seq.start;
+    let stored = Seen::<E>::any(Seen::<E>::row(&acc, 0usize, plan) < rows);
     rings.own_head.await_full(0u32);
     let s = scores::<E, S>(rings, warpgroup, 0u32, plan);
     rings.own_val.await_full(0u32);
     let dp = value_products::<E, S>(rings, warpgroup, 0u32, plan);
     let mut s = wgmma::settled::<S>(s, 1usize, block_n);
     let masked = range.inner_end == 0u32;
-    probabilities::<E>(&mut s, &pairs, problem.scale_log2, plan);
+    probabilities::<E>(&mut s, &pairs, problem.scale_log2, stored, plan);
     if masked {
         mask.hide::<Seen<E>>(&mut s, seq.start, 0u32, f32::new(0.0), plan);
     }
@@ -174,7 +176,7 @@ fn consume<E: HalfFloat, M: Int, S: Size, P: Size, A: Size>(
             let sum = sums::<E, A, P>(rings, &acc, ds, step - 1u32, plan);
             let dp = value_products::<E, S>(rings, warpgroup, step, plan);
             let mut s = wgmma::settled::<S>(s, 2usize, block_n);
-            probabilities::<E>(&mut s, &pairs, problem.scale_log2, plan);
+            probabilities::<E>(&mut s, &pairs, problem.scale_log2, stored, plan);
             if masked {
                 let keys = step * comptime!(plan.tile.block_n as u32);
                 mask.hide::<Seen<E>>(&mut s, seq.start, keys, f32::new(0.0), plan);
@@ -262,22 +264,28 @@ fn pairs_of<E: HalfFloat>(
     pairs
 }
 
-/// `s = p`, for rows that are queries.
+/// `s = p`, for rows that are queries; left as it is in a plane of which no row is `stored`.
+///
+/// The branch does more than save those: without one around the exponentials ptxas moves the waits for
+/// the products that run meanwhile before them, and they begin when all products are done.
 #[cube]
 fn probabilities<E: HalfFloat>(
     s: &mut SeenFrag,
     pairs: &Array<Vector<f32, Const<2>>>,
     scale_log2: f32,
+    stored: bool,
     #[comptime] plan: Plan,
 ) {
-    #[unroll]
-    for r in 0..Seen::<E>::rows(&*s) {
-        let lse = pairs[r].extract(0usize);
+    if stored {
         #[unroll]
-        for c in 0..Seen::<E>::cols(&*s) {
-            let x = Seen::<E>::get(&*s, r, c);
-            let p = score::probability(x, lse, scale_log2, comptime!(plan.isa));
-            Seen::<E>::set(s, r, c, p);
+        for r in 0..Seen::<E>::rows(&*s) {
+            let lse = pairs[r].extract(0usize);
+            #[unroll]
+            for c in 0..Seen::<E>::cols(&*s) {
+                let x = Seen::<E>::get(&*s, r, c);
+                let p = score::probability(x, lse, scale_log2, comptime!(plan.isa));
+                Seen::<E>::set(s, r, c, p);
+            }
         }
     }
 }
