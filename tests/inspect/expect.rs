@@ -1,6 +1,6 @@
 //! What must hold of a kernel, as one table.
 
-use flash_kernels::{CopyKind, Masking, Plan, UnitKind, codegen::Target};
+use flash_kernels::{CopyKind, Masking, Pass, Plan, UnitKind, codegen::Target};
 
 use super::{
     counts::{
@@ -120,6 +120,12 @@ pub const EXPECTATIONS: &[Expectation] = &[
         Measure::AddressMoves,
         is_wgmma,
         AtMost(|plan| 4 + addition_moves(plan)),
+    ),
+    row(
+        "exponentials run beside products",
+        Measure::LateExponentials,
+        overlaps,
+        AtMost(|_| 0),
     ),
     row(
         "operands come by ldmatrix",
@@ -252,6 +258,11 @@ fn is_mma(_: Target, plan: &Plan) -> bool {
 
 fn is_wgmma(_: Target, plan: &Plan) -> bool {
     plan.unit == UnitKind::Wgmma
+}
+
+/// In whose walk other products of the warpgroup run during the exponentials; dkv needs them for the next.
+fn overlaps(_: Target, plan: &Plan) -> bool {
+    plan.unit == UnitKind::Wgmma && matches!(plan.pass, Pass::Forward | Pass::Dq)
 }
 
 fn is_cuda_scalar(target: Target, plan: &Plan) -> bool {

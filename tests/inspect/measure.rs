@@ -31,6 +31,8 @@ pub enum Measure {
     Serializations,
     /// Moves to the registers from which they take their addresses, `R2UR`, in the walk over keys.
     AddressMoves,
+    /// `MUFU` in the walk behind the last wait for a warpgroup's products.
+    LateExponentials,
     /// Matrix loads: `LDSM`, `OpCooperativeMatrixLoadKHR`.
     MatrixLoads,
     /// Copies from global to shared memory, `LDGSTS`.
@@ -74,6 +76,7 @@ impl Measure {
             (WalkedProducts, _) => "in walk",
             (Serializations, _) => "serial",
             (AddressMoves, _) => "R2UR",
+            (LateExponentials, _) => "late",
             (MatrixLoads, Target::Spirv) => "CoopLoad",
             (MatrixLoads, _) => "LDSM",
             (AsyncCopies, _) => "LDGSTS",
@@ -104,6 +107,7 @@ impl Measure {
                 WalkedProducts,
                 Serializations,
                 AddressMoves,
+                LateExponentials,
                 MatrixLoads,
                 AsyncCopies,
                 BoxCopies,

@@ -168,6 +168,7 @@ fn of_cuda(
         (Measure::WalkedProducts, machine.count_in_walk(&["HGMMA"])),
         (Measure::Serializations, machine.serializations),
         (Measure::AddressMoves, machine.count_in_walk(&["R2UR"])),
+        (Measure::LateExponentials, machine.count_late(&["MUFU"])),
         (Measure::MatrixLoads, machine.count(&["LDSM"])),
         (Measure::AsyncCopies, machine.count(&["LDGSTS"])),
         (Measure::BoxCopies, machine.count(&["UTMALDG"])),

@@ -31,6 +31,10 @@ struct Instruction {
     in_loop: bool,
     /// It is in the walk: an innermost loop among those that multiply by warpgroups.
     in_walk: bool,
+    /// It waits for products of the warpgroup.
+    waits: bool,
+    /// It is in the walk, behind the last wait there.
+    is_late: bool,
 }
 
 impl Machine {
@@ -50,6 +54,12 @@ impl Machine {
     pub fn count_in_walk(&self, names: &[&str]) -> usize {
         let walked = self.code.iter().filter(|x| x.in_walk);
         walked.filter(|x| names.contains(&&*x.name)).count()
+    }
+
+    /// Instructions of these names in the walk that begin when no product of the warpgroup runs any more.
+    pub fn count_late(&self, names: &[&str]) -> usize {
+        let late = self.code.iter().filter(|x| x.is_late);
+        late.filter(|x| names.contains(&&*x.name)).count()
     }
 
     /// All instructions, the padding at the end left out.
@@ -162,6 +172,8 @@ fn instructions(listing: &str) -> Vec<Instruction> {
             name,
             in_loop: false,
             in_walk: false,
+            waits: text.contains("WARPGROUP.DEPBAR"),
+            is_late: false,
         });
     }
     let ranges = branches.iter().map(|(end, label)| {
@@ -177,8 +189,11 @@ fn instructions(listing: &str) -> Vec<Instruction> {
         }
     }
     for range in walks {
-        for instruction in &mut code[range] {
+        let walk = &mut code[range];
+        let last_wait = walk.iter().rposition(|x| x.waits).unwrap_or(walk.len());
+        for (at, instruction) in walk.iter_mut().enumerate() {
             instruction.in_walk = true;
+            instruction.is_late = at > last_wait;
         }
     }
     code
@@ -278,8 +293,30 @@ mod tests {
             code: instructions(listing),
             ..Machine::default()
         };
+        assert_eq!(machine.count_late(&["R2UR", "HGMMA"]), 0);
         assert_eq!(machine.count(&["R2UR"]), 4);
         assert_eq!(machine.count_in_walk(&["R2UR"]), 2);
         assert_eq!(machine.count_in_walk(&["HGMMA"]), 1);
+    }
+
+    #[test]
+    fn what_follows_the_last_wait_of_the_walk_is_late() {
+        let listing = "\
+            .L_x_0:\n\
+            /*0000*/ HGMMA.64x64x16.F32 R24, gdesc[UR4], R24 ;\n\
+            /*0010*/ WARPGROUP.DEPBAR.LE gsb0, 0x1 ;\n\
+            /*0020*/ MUFU.EX2 R3, R3 ;\n\
+            /*0030*/ WARPGROUP.DEPBAR.LE gsb0, 0x0 ;\n\
+            /*0040*/ MUFU.EX2 R4, R4 ;\n\
+            /*0050*/ MUFU.EX2 R5, R5 ;\n\
+            /*0060*/ @P1 BRA `(.L_x_0) ;\n\
+            /*0070*/ MUFU.EX2 R6, R6 ;\n\
+            /*0080*/ EXIT ;\n";
+        let machine = Machine {
+            code: instructions(listing),
+            ..Machine::default()
+        };
+        assert_eq!(machine.count_in_walk(&["MUFU"]), 3);
+        assert_eq!(machine.count_late(&["MUFU"]), 2);
     }
 }
