@@ -1,13 +1,15 @@
 //! How many instructions of a kind a plan's kernel must have.
 
-use flash_kernels::{Causality, Masking, Pass, Plan, Precision, plan::QueryOperand};
+use flash_kernels::{Causality, Masking, Pass, Plan, Precision, UnitKind, plan::QueryOperand};
 
 /// Steps of the walk over the keys that the code holds: one that needs no mask and one that does,
-/// or the latter alone. Where keys are split it is not known that a part begins with the latter.
+/// or the latter alone. Where keys are split planes do not know that a part begins with the latter;
+/// warpgroups, which are told where walks begin, do.
 fn steps(plan: &Plan) -> usize {
-    match plan.masking {
-        Masking::Dense if !plan.is_split() => 1,
-        Masking::None | Masking::Dense => 2,
+    match (plan.masking, plan.unit) {
+        (Masking::Dense, UnitKind::Wgmma) => 1,
+        (Masking::Dense, _) if !plan.is_split() => 1,
+        (Masking::None | Masking::Dense, _) => 2,
     }
 }
 
