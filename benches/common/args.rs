@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use flash_kernels::GradientOrder;
 
-use super::choice::{Choice, tile, units};
+use super::choice::{Choice, Units, tile, units};
 use super::grid::{Case, Causality, Dtype, Pass, Series, Size};
 
 /// Whether series run in child processes.
@@ -146,6 +146,13 @@ impl Args {
         if pass == Pass::Backward && !parsed.queries.is_empty() {
             return Err("--queries and --small-shapes are of the forward benchmark".into());
         }
+        let choice = parsed.choice;
+        if pass == Pass::Backward && (choice.tile.is_some() || choice.splits.is_some()) {
+            return Err("--tile and --splits are of the forward benchmark".into());
+        }
+        if choice.units == Units::Mma && parsed.schedule == GradientOrder::Fused {
+            return Err("--schedule fused is of the kernels that --units mma leaves out".into());
+        }
         if parsed.peers.is_some() && size == Size::Small {
             return Err("--peers needs the papers' grid, so it does not go with --small".into());
         }
@@ -257,7 +264,6 @@ pub fn list<T>(
 
 #[cfg(test)]
 mod tests {
-    use super::super::choice::Units;
     use super::super::usage::usage;
     use super::*;
 
@@ -317,6 +323,8 @@ mod tests {
         assert_eq!((one.cases().len(), one.choice.splits), (2, Some(4)));
         assert!(parse_for(Pass::Backward, "--queries 1").is_err());
         assert!(parse_for(Pass::Backward, "--small-shapes").is_err());
+        assert!(parse_for(Pass::Backward, "--tile 128x64").is_err());
+        assert!(parse("--units mma --schedule fused").is_err());
     }
 
     #[test]

@@ -8,7 +8,7 @@ use rstest::rstest;
 use crate::gradients::{self, random_d_out, weighted};
 use crate::problem::{Got, Problem, Qkv};
 use crate::runtime;
-use crate::support::dims;
+use crate::support::{dims, download};
 
 /// The exponent `c·s - c·m` by one multiply-add has the rounding error of `c·m` in it: 8192 for
 /// logits of 1e11, so a weight of 1 became 0 or infinite (CUDA, 16 bits). One key leaves the rest of
@@ -24,6 +24,42 @@ fn rounding_of_a_huge_maximum_reached_the_weights(#[values(F32, F16, Bf16)] dtyp
     }
     let Got { out, .. } = problem.check_output(problem.run());
     assert_eq!(out, v.repeat(40), "the only value, for every query");
+}
+
+/// A row far from 0 that meets a tile of which it sees nothing: `c·m` is infinite here, and
+/// `-inf·c - c·m` was no number. All its keys are alike, so it has the mean of the values that it sees.
+#[rstest]
+fn a_far_row_met_a_tile_that_it_does_not_see(
+    #[values(300, 2100)] len: usize,
+    #[values(F32, Bf16)] dtype: Dtype,
+) {
+    if runtime::is_software() && len > 300 {
+        return;
+    }
+    let dims = dims(1, 1, len, len, 80);
+    let random = Problem::random(dtype, dims);
+    let first = |x| move |i: usize| if i.is_multiple_of(80) { x } else { 0.0 };
+    let (q, k) = (0..len * 80)
+        .map(|i| (first(1e19)(i), first(-1e19)(i)))
+        .unzip();
+    let problem = Problem::new(dtype, dims, q, k, random.v)
+        .causal()
+        .scale(4.0);
+    if problem.is_refused() {
+        return;
+    }
+    let out = download(dtype, problem.run().out);
+    let mut sum = [0.0; 80];
+    for (row, (got, v)) in out.chunks(80).zip(problem.v.chunks(80)).enumerate() {
+        for (col, (got, v)) in got.iter().zip(v).enumerate() {
+            sum[col] += v;
+            let want = sum[col] / (row + 1) as f64;
+            assert!(
+                (got - want).abs() < 0.02,
+                "{got} instead of {want} at {row}, {col}"
+            );
+        }
+    }
 }
 
 /// Without a fused multiply-add (lavapipe rounds twice) the same form loses 5 digits of f32 with

@@ -8,6 +8,7 @@ use flash_reference::rounding::Dtype::{self, Bf16, F16, F32, Tf32};
 use rstest::rstest;
 
 use crate::problem::{Got, Problem};
+use crate::runtime;
 use crate::support::dims;
 
 /// One causality per dtype: each pair with each head size is another kernel, and compiling is what
@@ -61,6 +62,21 @@ fn val_dim_other_than_head_dim(
     let dims = dims(1, 2, 150, 290, head_dim).val_dim(val_dim);
     let problem = Problem::random(dtype, dims);
     problem.causality(one_causality(dtype)).check();
+}
+
+/// Rows for which a table has tiles of their own, no multiple of a tile.
+#[rstest]
+fn long_rows(
+    #[values((2048, 290), (2100, 2100))] lengths: (usize, usize),
+    #[values(72, 128)] head_dim: usize,
+    #[values(Full, Causal)] causality: Causality,
+) {
+    // A software device has one tile for all lengths, and no time for the square.
+    if runtime::is_software() && lengths.0 == lengths.1 {
+        return;
+    }
+    let dims = dims(1, 1, lengths.0, lengths.1, head_dim);
+    Problem::random(F16, dims).causality(causality).check();
 }
 
 #[rstest]

@@ -190,10 +190,11 @@ fn instructions(listing: &str) -> Vec<Instruction> {
     }
     for range in walks {
         let walk = &mut code[range];
-        let last_wait = walk.iter().rposition(|x| x.waits).unwrap_or(walk.len());
+        let last_wait = walk.iter().rposition(|x| x.waits);
         for (at, instruction) in walk.iter_mut().enumerate() {
             instruction.in_walk = true;
-            instruction.is_late = at > last_wait;
+            // Without a wait that is known as one, all is late.
+            instruction.is_late = last_wait.is_none_or(|last| at > last);
         }
     }
     code
@@ -293,7 +294,7 @@ mod tests {
             code: instructions(listing),
             ..Machine::default()
         };
-        assert_eq!(machine.count_late(&["R2UR", "HGMMA"]), 0);
+        assert_eq!(machine.count_late(&["R2UR", "HGMMA"]), 3);
         assert_eq!(machine.count(&["R2UR"]), 4);
         assert_eq!(machine.count_in_walk(&["R2UR"]), 2);
         assert_eq!(machine.count_in_walk(&["HGMMA"]), 1);

@@ -7,7 +7,7 @@ use crate::{Causality, Isa, plan::Plan};
 
 /// In which order cubes that stay take the query tiles of all heads, one in each round.
 ///
-/// All values are the same in all units. Nothing is carried from round to round: a bound of a loop
+/// All values are the same in all units. Nothing is carried from round to round without a shuffle: a bound of a loop
 /// that is computed from the round's number is known to be the same in all units, one that was
 /// carried is not, and then every address of a matrix product takes a detour.
 #[derive(CubeType, Clone, Copy)]

@@ -5,8 +5,8 @@
 //!
 //! A large `c·m` has a large rounding error. In `c·(s - m)` it does not appear, since the difference
 //! is exact (`Exponent::Exact`). `c·s - c·m` as one fused multiply-add saves an instruction per
-//! score (`Exponent::Fused`), has the rounding error of `c·m` in it, and is used by 16-bit plans
-//! for as long as that error is far below theirs.
+//! score (`Exponent::Fused`), has the rounding error of `c·m` in it, and is used by plans for 16 bits and
+//! for tf32, in rows where that error is far below theirs.
 
 use cubecl::prelude::*;
 
@@ -27,6 +27,9 @@ const LAZY_LIMIT: f32 = 8.0;
 /// probability is off by less than 2^-15 of itself, an eighth of what f16 resolves.
 const FUSED_LIMIT: f32 = 512.0;
 
+/// The bits of a NaN.
+const NO_NUMBER: u32 = 0x7fc0_0000;
+
 /// What a step asks of everything that was summed up before it, a factor for each row.
 #[derive(CubeType)]
 pub struct Rescale {
@@ -43,7 +46,7 @@ pub struct OnlineSoftmax {
     row_max: Array<f32>,
     /// This unit's part of `Σ exp2(s - row_max)`; reduced over the row in `Self::finish`.
     row_sum: Array<f32>,
-    /// Largest score with which a row keeps its maximum and may use `Exponent::Fused`.
+    /// Largest score with which a row keeps its maximum and may use `Exponent::Fused`; NaN if none.
     ceiling: Array<f32>,
     /// What is folded into the exponent: `scale·log2(e)`, or 1 if it is in `s` already.
     scale: f32,
@@ -169,10 +172,11 @@ impl OnlineSoftmax {
             alpha[r] = select(keep, f32::new(1.0), lag);
             self.row_max[r] = now;
             if comptime!(plan.exponent == Exponent::Fused) {
-                // A scale of 0 makes it infinite; of a row that saw nothing it would be no number.
-                let ceiling = now + f32::new(LAZY_LIMIT) / self.scale;
-                let none = self.is_far(now) || now == neg_infinity(isa);
-                self.ceiling[r] = select(none, neg_infinity(isa), ceiling);
+                // No number, and so below no peak, in a far row: also a tile of which it sees
+                // nothing must not meet a `c·m` that may be infinite.
+                let near = now + f32::new(LAZY_LIMIT) / self.scale;
+                let seen = select(self.is_far(now), f32::reinterpret(NO_NUMBER), near);
+                self.ceiling[r] = select(now == neg_infinity(isa), now, seen);
             }
         }
         let mut base = self.base();

@@ -32,7 +32,7 @@ pub enum CopyKind {
     /// `cp.async` of 16 bytes; two stages, the next tile travels while this one is computed.
     Async,
     /// Boxes of 64 columns by the tensor memory accelerator, asked for by a warpgroup of their own;
-    /// two stages. Rows and columns past the end become zeros on the way.
+    /// two to four stages. Rows and columns past the end become zeros on the way.
     Boxes,
 }
 
