@@ -9,7 +9,7 @@ use flash_kernels::{
     AttentionError, AttentionProblem, AttentionShape, DeviceClass, FloatKind, Masking, Pass, Plan,
     Precision, TensorView, UnitKind,
     launch::forward_with,
-    select::{Alignment, select},
+    select::{Alignment, select, widest},
 };
 
 use super::choice::{Choice, Units};
@@ -200,9 +200,8 @@ pub fn plan_of_mma(
         wgmma: false,
         ..DeviceClass::of(client)
     };
-    let whole = |size: usize| 1 << size.trailing_zeros().min(3);
     let shape = &problem.shape;
-    let alignment = Alignment(whole(shape.head_dim).min(whole(shape.val_dim)));
+    let alignment = Alignment(widest(shape.head_dim, 8).min(widest(shape.val_dim, 8)));
     select(&device, problem, pass, alignment)
 }
 

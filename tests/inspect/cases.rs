@@ -201,6 +201,9 @@ fn asks_of_tf32() -> Vec<Ask> {
     let causal = gradients(FloatKind::F32, &[64, 128, 256]).into_iter();
     // As of f16, dkv spills at 256 columns.
     asks.extend(causal.filter(|ask| ask.pass == Pass::Dq || ask.head_dim < 256));
+    let masking = Masking::Dense;
+    let masked = gradients(FloatKind::F32, &[64, 128]).into_iter();
+    asks.extend(masked.map(|ask| Ask { masking, ..ask }));
     let precision = Precision::Tf32;
     asks.into_iter()
         .map(|ask| Ask { precision, ..ask })

@@ -2,7 +2,6 @@
 //! queries are on their way during the last sum of these.
 
 use cubecl::prelude::*;
-use cubecl_cpp::cuda::ptx::tensor_map_address;
 
 use super::{
     dkv_divided::{sum_keys, sum_values},
@@ -77,13 +76,7 @@ pub fn dkv_overlapped<E: HalfFloat, M: Int, S: Size, P: Size, A: Size, B: Size>(
         let consumers = comptime!(plan.consumers() as u32);
         let warpgroup = hopper::uniform(UNIT_POS / 128u32);
         if warpgroup == consumers {
-            let maps = GradientMaps {
-                q: tensor_map_address(q),
-                k: tensor_map_address(k),
-                v: tensor_map_address(v),
-                d_out: tensor_map_address(d_out),
-                walked,
-            };
+            let maps = GradientMaps::new(q, k, v, d_out, walked);
             supply::<M>(&rings, &problem, &maps, stats, &pairs, plan);
         } else {
             hopper::claim_registers(comptime!(REGISTERS.1));

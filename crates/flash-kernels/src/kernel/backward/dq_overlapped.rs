@@ -2,7 +2,6 @@
 //! is on its way during the exponentials of these.
 
 use cubecl::prelude::*;
-use cubecl_cpp::cuda::ptx::tensor_map_address;
 
 use super::overlapped::{GradientMaps, GradientProblem, REGISTERS, gradient_of};
 use crate::{
@@ -71,13 +70,7 @@ pub fn dq_overlapped<E: HalfFloat, M: Int, S: Size, P: Size, A: Size>(
         if warpgroup == consumers {
             hopper::release_registers(comptime!(REGISTERS.0));
             if UNIT_POS == comptime!(128 * consumers) {
-                let maps = GradientMaps {
-                    q: tensor_map_address(q),
-                    k: tensor_map_address(k),
-                    v: tensor_map_address(v),
-                    d_out: tensor_map_address(d_out),
-                    walked,
-                };
+                let maps = GradientMaps::new(q, k, v, d_out, walked);
                 produce::<M>(&rings, &problem, &maps, &seq, plan);
             }
         } else {

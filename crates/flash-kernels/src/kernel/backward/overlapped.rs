@@ -1,9 +1,10 @@
 //! What the two gradient kernels share where products run by themselves (sm_90).
 
 use cubecl::prelude::*;
+use cubecl_cpp::cuda::ptx::tensor_map_address;
 
 use crate::{
-    kernel::{mask::Mask, ring::Place, score, supply::place_of},
+    kernel::{mask::Mask, ring::Place, score, supply::place_of, unit::HalfFloat},
     plan::Plan,
 };
 
@@ -29,6 +30,23 @@ pub struct GradientMaps {
 
 #[cube]
 impl GradientMaps {
+    /// The maps of these tensors.
+    pub fn new<E: HalfFloat>(
+        q: &TensorMap<E, Tiled>,
+        k: &TensorMap<E, Tiled>,
+        v: &TensorMap<E, Tiled>,
+        d_out: &TensorMap<E, Tiled>,
+        walked: u32,
+    ) -> GradientMaps {
+        GradientMaps {
+            q: tensor_map_address(q),
+            k: tensor_map_address(k),
+            v: tensor_map_address(v),
+            d_out: tensor_map_address(d_out),
+            walked,
+        }
+    }
+
     /// `place` in the map of `tensor`, which counts q, k, v and the gradient of the output.
     pub fn of(&self, place: Place, #[comptime] tensor: u32) -> Place {
         place_of(self.walked, place, tensor)

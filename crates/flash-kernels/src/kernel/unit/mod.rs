@@ -151,11 +151,11 @@ pub trait MatrixUnit: Send + Sync + 'static {
 
     /// Maximum of each of `values` (one per row) over the units that share the row.
     fn reduce_max(values: &mut Array<f32>, scratch: &mut Self::Scratch, #[comptime] plan: Plan);
+    /// Sum of each of `values` (one per row) over the units that share the row.
+    fn reduce_sum(values: &mut Array<f32>, scratch: &mut Self::Scratch, #[comptime] plan: Plan);
     /// Is `flag` true in any unit of a group that holds whole rows? All of them get the same answer.
     /// Where a vote would cost more than it saves: always.
     fn any(flag: bool) -> bool;
-    /// Sum of each of `values` (one per row) over the units that share the row.
-    fn reduce_sum(values: &mut Array<f32>, scratch: &mut Self::Scratch, #[comptime] plan: Plan);
 }
 
 /// `value` with the elements of `loaded`, converted, from its component `j·W` on.
