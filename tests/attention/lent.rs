@@ -8,11 +8,10 @@ use rstest::rstest;
 
 use crate::codegen::plans::{Ask, HOPPER, VULKAN};
 
-/// Memory is lent where the operands that came in it are in registers, and to tiles that fit.
+/// Memory is lent by matrices that are in registers, to tiles of their own.
 #[rstest]
 #[case::reread(HOPPER, Pass::Dq, |plan: &mut Plan| plan.queries = QueryOperand::Lent)]
-#[case::one_tile(VULKAN, Pass::Forward, |plan: &mut Plan| plan.queries = QueryOperand::Lent)]
-#[case::too_large(VULKAN, Pass::Dkv, |plan: &mut Plan| plan.tile.block_n = 128)]
+#[case::in_registers(HOPPER, Pass::Forward, |plan: &mut Plan| plan.queries = QueryOperand::Lent)]
 #[case::in_one_buffer(VULKAN, Pass::Dkv, |plan: &mut Plan| plan.values = ValueBuffer::OfKeys)]
 fn what_cannot_be_lent_is_refused_by_name(
     #[case] device: DeviceClass,
@@ -36,20 +35,26 @@ fn what_cannot_be_lent_is_refused_by_name(
     assert!(refusal.contains("query operand is Lent"), "{refusal}");
 }
 
-/// Lent memory counts once.
-#[test]
-fn lent_memory_is_no_more_than_the_larger_of_two() {
+/// Lent memory counts once: for the tile of an operand, or for both walked tiles.
+#[rstest]
+#[case(Pass::Forward, 64 * 136 * 2)]
+#[case(Pass::Dq, 64 * 136 * 2)]
+#[case(Pass::Dkv, 64 * 136 * 2)]
+fn lent_memory_is_no_more_than_the_larger_of_two(#[case] pass: Pass, #[case] place: usize) {
     let ask = Ask {
-        pass: Pass::Dq,
+        pass,
         ..Ask::new(FloatKind::F16, 128)
     };
     let lent = ask.plan(&VULKAN).expect("a plan");
-    assert_eq!(lent.queries, QueryOperand::Lent);
-    let kept = Plan {
-        queries: QueryOperand::Resident,
-        ..lent
-    };
-    // Two tiles of 32 keys, in rows of 16 bytes more.
-    let walked = 2 * 32 * (128 + 8) * 2;
-    assert_eq!(kept.shared_bytes() - lent.shared_bytes(), walked);
+    assert_eq!((lent.queries, lent.tile.block_m), (QueryOperand::Lent, 64));
+    let visible = 4 * lent.scratch_len();
+    let pairs = 8 * lent.stats_len();
+    assert_eq!(lent.shared_bytes(), place + visible + pairs);
+    let mut wide = lent;
+    wide.tile.block_n = 64;
+    let walked = 2 * 64 * 136 * 2;
+    assert_eq!(
+        wide.shared_bytes(),
+        walked + 4 * wide.scratch_len() + 8 * wide.stats_len()
+    );
 }

@@ -9,7 +9,7 @@ use flash_kernels::{
     kernel::{
         pipeline::Pipeline,
         rows::Rows,
-        tile::{own, own_wait},
+        tile::own_place,
         unit::{self, Cmma, HalfFloat, MatrixUnit, Mma, Right, Tf32},
     },
     select::{Alignment, DeviceClass, select, widest},
@@ -37,17 +37,16 @@ fn verbs<U: MatrixUnit, L: Numeric, W: Size>(
     let block_n = comptime!(plan.tile.block_n);
     let rows = Rows::of(a, 0usize, 0usize);
     let mut scratch = U::scratch(plan);
+    let place = own_place::<U>(head_pad, plan);
     let mut walk = Pipeline::<U>::new(
+        &place,
         Rows::of(b, 0usize, 0usize),
         Rows::of(c, 0usize, 0usize),
         head_pad,
         val_pad,
         plan,
     );
-    let tile = own::<U, L, W>(a, &rows, 0u32, head_pad, plan);
-    walk.start(b, c, 0u32, plan);
-    own_wait(plan);
-    let left = U::left(&tile, head_pad, plan);
+    let left = walk.start_behind(a, &rows, &place, 0u32, b, c, 0u32, head_pad, plan);
     let right = walk.first(b, c, 0u32, 1u32, plan);
     let s = U::product(&left, &right, &mut scratch, head_pad, plan);
     let frag_rows = U::frag_rows(plan);

@@ -12,7 +12,7 @@ use super::{
     seq::{position, position_again},
     softmax::OnlineSoftmax,
     split::Share,
-    tile::{own, own_wait},
+    tile::own_place,
     unit::{MatrixUnit, Right},
 };
 use crate::plan::{Plan, ScaleKind};
@@ -58,11 +58,19 @@ pub fn forward<U: MatrixUnit, L: Numeric, E: Float, M: Int, W: Size, O: Size>(
 
         let mut scratch = U::scratch(plan);
         let (head_pad, val_pad) = comptime!((plan.tile.head_pad, plan.tile.val_pad));
-        let mut pipeline = Pipeline::<U>::new(k_rows, v_rows, head_pad, val_pad, plan);
-        let q_tile = own::<U, L, W>(q, &q_rows, seq.start, head_pad, plan);
-        pipeline.start(k, v, range.begin, plan);
-        own_wait(plan);
-        let a = U::left(&q_tile, head_pad, plan);
+        let place = own_place::<U>(head_pad, plan);
+        let mut pipeline = Pipeline::<U>::new(&place, k_rows, v_rows, head_pad, val_pad, plan);
+        let a = pipeline.start_behind(
+            q,
+            &q_rows,
+            &place,
+            seq.start,
+            k,
+            v,
+            range.begin,
+            head_pad,
+            plan,
+        );
         let folded = folded_scale(scale_log2, plan);
         let mut softmax = OnlineSoftmax::new(folded, U::frag_rows(plan), comptime!(plan.isa));
         let mut acc = U::zero(val_pad, plan);

@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 
 use super::{
     rows::Rows,
-    tile::{SharedTile, fetch_tile, load_tile, put_tile},
+    tile::{SharedTile, fetch_tile, load_tile, own, own_left, own_tile, own_wait, put_tile},
     unit::{MatrixUnit, ptx},
 };
 use crate::plan::{CopyKind, Plan, ValueBuffer};
@@ -15,7 +15,7 @@ use crate::plan::{CopyKind, Plan, ValueBuffer};
 /// sends off the next one's. Under `CopyKind::Vector` there is one and the loads are made when
 /// the tile is asked for. Under `CopyKind::Ahead` there is one, `Self::first` loads the next step's
 /// tiles into registers and `Self::release` moves them on. Under `ValueBuffer::OfKeys` the two share
-/// a buffer, under `QueryOperand::Lent` they have those of the owned tiles.
+/// a buffer, under `QueryOperand::Lent` they lie one behind the other where the owned tiles were.
 #[derive(CubeType)]
 pub struct Pipeline<U: MatrixUnit> {
     one: Shared<[Vector<U::Stage, U::Width>]>,
@@ -29,54 +29,38 @@ pub struct Pipeline<U: MatrixUnit> {
     one_cols: usize,
     #[cube(comptime)]
     two_cols: usize,
+    /// First vector of the second tensor's tile, where both lie in one buffer.
+    #[cube(comptime)]
+    two_base: usize,
 }
 
 #[cube]
 impl<U: MatrixUnit> Pipeline<U> {
-    /// Allocates the stages for tensors of `one_cols` and `two_cols` (padded) columns.
+    /// Stages for tensors of `one_cols` and `two_cols` (padded) columns: allocated, or in the `place` of
+    /// owned tiles that lend it.
     pub fn new(
+        place: &Shared<[Vector<U::Stage, U::Width>]>,
         one_rows: Rows,
         two_rows: Rows,
         #[comptime] one_cols: usize,
         #[comptime] two_cols: usize,
         #[comptime] plan: Plan,
     ) -> Pipeline<U> {
-        let one = stages::<U>(one_cols, plan);
-        let two = if comptime!(plan.values == ValueBuffer::Own) {
+        let one = if comptime!(plan.lends()) {
+            place.clone()
+        } else {
+            stages::<U>(one_cols, plan)
+        };
+        let two = if comptime!(!plan.lends() && plan.values == ValueBuffer::Own) {
             stages::<U>(two_cols, plan)
         } else {
             one.clone()
         };
-        Pipeline::<U>::over(one, two, one_rows, two_rows, one_cols, two_cols, plan)
-    }
-
-    /// As `new`, in the memory of the owned tiles if those lend it, of as many columns each.
-    pub fn beside(
-        own_one: &SharedTile<U::Stage, U::Width>,
-        own_two: &SharedTile<U::Stage, U::Width>,
-        one_rows: Rows,
-        two_rows: Rows,
-        #[comptime] one_cols: usize,
-        #[comptime] two_cols: usize,
-        #[comptime] plan: Plan,
-    ) -> Pipeline<U> {
-        if comptime!(plan.lends()) {
-            let (one, two) = (own_one.data.clone(), own_two.data.clone());
-            Pipeline::<U>::over(one, two, one_rows, two_rows, one_cols, two_cols, plan)
+        let two_base = comptime!(if plan.lends() {
+            plan.walked_len(one_cols) / plan.vector_elems()
         } else {
-            Pipeline::<U>::new(one_rows, two_rows, one_cols, two_cols, plan)
-        }
-    }
-
-    fn over(
-        one: Shared<[Vector<U::Stage, U::Width>]>,
-        two: Shared<[Vector<U::Stage, U::Width>]>,
-        one_rows: Rows,
-        two_rows: Rows,
-        #[comptime] one_cols: usize,
-        #[comptime] two_cols: usize,
-        #[comptime] plan: Plan,
-    ) -> Pipeline<U> {
+            0
+        });
         Pipeline::<U> {
             one,
             two,
@@ -86,6 +70,7 @@ impl<U: MatrixUnit> Pipeline<U> {
             two_rows,
             one_cols,
             two_cols,
+            two_base,
         }
     }
 
@@ -100,6 +85,7 @@ impl<U: MatrixUnit> Pipeline<U> {
             two_rows,
             one_cols: comptime!(self.one_cols),
             two_cols: comptime!(self.two_cols),
+            two_base: comptime!(self.two_base),
         }
     }
 
@@ -110,7 +96,7 @@ impl<U: MatrixUnit> Pipeline<U> {
         #[comptime] plan: Plan,
     ) {
         let cols = comptime!(self.one_cols);
-        let mut tile = tile_of::<U>(&self.one, step, cols, plan);
+        let mut tile = tile_of::<U>(&self.one, step, cols, 0usize, plan);
         let first = step * comptime!(plan.tile.block_n as u32);
         load_tile::<U, L, W>(
             src,
@@ -130,7 +116,7 @@ impl<U: MatrixUnit> Pipeline<U> {
         #[comptime] plan: Plan,
     ) {
         let cols = comptime!(self.two_cols);
-        let mut tile = tile_of::<U>(&self.two, step, cols, plan);
+        let mut tile = tile_of::<U>(&self.two, step, cols, comptime!(self.two_base), plan);
         let first = step * comptime!(plan.tile.block_n as u32);
         load_tile::<U, L, W>(
             src,
@@ -157,6 +143,35 @@ impl<U: MatrixUnit> Pipeline<U> {
         }
         if comptime!(plan.copy == CopyKind::Async) {
             ptx::copy_commit();
+        }
+    }
+
+    /// Sends off the tiles of `step`, the first one, and returns the rows `[first, first + block_m)` of
+    /// `src` as a left operand, which comes by `place`. If that is lent, the operand goes before; else they
+    /// may travel together.
+    #[allow(clippy::too_many_arguments)]
+    pub fn start_behind<L: Numeric, W: Size>(
+        &self,
+        src: &Tensor<Vector<L, W>>,
+        rows: &Rows,
+        place: &Shared<[Vector<U::Stage, U::Width>]>,
+        first: u32,
+        one: &Tensor<Vector<L, W>>,
+        two: &Tensor<Vector<L, W>>,
+        step: u32,
+        #[comptime] cols: usize,
+        #[comptime] plan: Plan,
+    ) -> U::Left {
+        let tile = own_tile::<U>(place, cols, plan);
+        if comptime!(plan.lends()) {
+            let left = own_left::<U, L, W>(src, rows, &tile, first, cols, plan);
+            self.start(one, two, step, plan);
+            left
+        } else {
+            own::<U, L, W>(src, rows, &tile, first, cols, plan);
+            self.start(one, two, step, plan);
+            own_wait(plan);
+            U::left(&tile, cols, plan)
         }
     }
 
@@ -209,7 +224,7 @@ impl<U: MatrixUnit> Pipeline<U> {
             // The tiles were written by other units than those that read them.
             sync_cube();
         }
-        tile_of::<U>(&self.one, step, comptime!(self.one_cols), plan)
+        tile_of::<U>(&self.one, step, comptime!(self.one_cols), 0usize, plan)
     }
 
     /// The second tensor's tile, visible to the cube; the first's is gone if they share a buffer.
@@ -226,7 +241,13 @@ impl<U: MatrixUnit> Pipeline<U> {
             // The tile was written by other units than those that read it.
             sync_cube();
         }
-        tile_of::<U>(&self.two, step, comptime!(self.two_cols), plan)
+        tile_of::<U>(
+            &self.two,
+            step,
+            comptime!(self.two_cols),
+            comptime!(self.two_base),
+            plan,
+        )
     }
 
     /// The first tensor's tile once more, after `Self::second`.
@@ -243,7 +264,7 @@ impl<U: MatrixUnit> Pipeline<U> {
             // The tile was written by other units than those that read it.
             sync_cube();
         }
-        tile_of::<U>(&self.one, step, comptime!(self.one_cols), plan)
+        tile_of::<U>(&self.one, step, comptime!(self.one_cols), 0usize, plan)
     }
 
     /// Ends a step: with a single stage, no unit may still read what the next one overwrites.
@@ -254,9 +275,9 @@ impl<U: MatrixUnit> Pipeline<U> {
         }
         if comptime!(plan.copy == CopyKind::Ahead) {
             let (one_cols, two_cols) = comptime!((self.one_cols, self.two_cols));
-            let mut tile = tile_of::<U>(&self.one, step, one_cols, plan);
+            let mut tile = tile_of::<U>(&self.one, step, one_cols, 0usize, plan);
             put_tile::<U>(&self.one_ahead, &mut tile, one_cols, plan);
-            let mut tile = tile_of::<U>(&self.two, step, two_cols, plan);
+            let mut tile = tile_of::<U>(&self.two, step, two_cols, comptime!(self.two_base), plan);
             put_tile::<U>(&self.two_ahead, &mut tile, two_cols, plan);
         }
     }
@@ -292,11 +313,12 @@ fn tile_of<U: MatrixUnit>(
     data: &Shared<[Vector<U::Stage, U::Width>]>,
     step: u32,
     #[comptime] cols: usize,
+    #[comptime] first: usize,
     #[comptime] plan: Plan,
 ) -> SharedTile<U::Stage, U::Width> {
     let width = comptime!(plan.vector_elems());
     let base = if comptime!(plan.stages() == 1) {
-        0usize.runtime()
+        first.runtime()
     } else {
         (step % comptime!(plan.stages() as u32)) as usize * comptime!(plan.walked_len(cols) / width)
     };

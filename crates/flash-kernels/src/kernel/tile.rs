@@ -141,47 +141,86 @@ pub fn put_tile<U: MatrixUnit>(
     }
 }
 
-/// Sends the rows `[first, first + block_m)`, which the cube owns, to shared memory of their own.
-/// Visible after `own_wait`.
+/// Shared memory for an owned tile of `cols` columns, or the place of `QueryOperand::Lent`.
+#[cube]
+pub fn own_place<U: MatrixUnit>(
+    #[comptime] cols: usize,
+    #[comptime] plan: Plan,
+) -> Shared<[Vector<U::Stage, U::Width>]> {
+    let len = comptime!(if plan.lends() {
+        plan.place_len()
+    } else {
+        plan.owned_len(cols)
+    });
+    Shared::<[Vector<U::Stage, U::Width>]>::new_aligned_slice(
+        comptime!(len / plan.vector_elems()),
+        16usize,
+    )
+}
+
+/// The place of a second owned tile: the first one's, if that is lent.
+#[cube]
+pub fn second_place<U: MatrixUnit>(
+    first: &Shared<[Vector<U::Stage, U::Width>]>,
+    #[comptime] cols: usize,
+    #[comptime] plan: Plan,
+) -> Shared<[Vector<U::Stage, U::Width>]> {
+    if comptime!(plan.lends()) {
+        first.clone()
+    } else {
+        own_place::<U>(cols, plan)
+    }
+}
+
+/// A tile of `cols` columns at the beginning of `place`.
+#[cube]
+pub fn own_tile<U: MatrixUnit>(
+    place: &Shared<[Vector<U::Stage, U::Width>]>,
+    #[comptime] cols: usize,
+    #[comptime] plan: Plan,
+) -> SharedTile<U::Stage, U::Width> {
+    SharedTile::<U::Stage, U::Width> {
+        data: place.clone(),
+        base: 0usize.runtime(),
+        stride: comptime!(plan.row_stride(cols) / plan.vector_elems()),
+    }
+}
+
+/// Sends the rows `[first, first + block_m)`, which the cube owns, to `tile`. Visible after `own_wait`.
 #[cube]
 pub fn own<U: MatrixUnit, L: Numeric, W: Size>(
     src: &Tensor<Vector<L, W>>,
     rows: &Rows,
+    tile: &SharedTile<U::Stage, U::Width>,
     first: u32,
     #[comptime] cols: usize,
     #[comptime] plan: Plan,
-) -> SharedTile<U::Stage, U::Width> {
-    let width = comptime!(plan.vector_elems());
-    let mut tile = SharedTile::<U::Stage, U::Width> {
-        data: Shared::<[Vector<U::Stage, U::Width>]>::new_aligned_slice(
-            comptime!(plan.owned_len(cols) / width),
-            16usize,
-        ),
-        base: 0usize.runtime(),
-        stride: comptime!(plan.row_stride(cols) / width),
-    };
-    load_tile::<U, L, W>(
-        src,
-        rows,
-        &mut tile,
-        first,
-        comptime!(plan.tile.block_m),
-        cols,
-        plan,
-    );
+) {
+    let mut tile = tile.clone();
+    let block_m = comptime!(plan.tile.block_m);
+    load_tile::<U, L, W>(src, rows, &mut tile, first, block_m, cols, plan);
     if comptime!(plan.copy == CopyKind::Async) {
         ptx::copy_commit();
     }
-    tile
 }
 
-/// All units have the tiles of `own` in registers, if those lend their memory.
+/// `own` as a left operand in registers, for `QueryOperand::Lent`: no unit reads `tile` on return.
 #[cube]
-pub fn own_taken(#[comptime] plan: Plan) {
-    if comptime!(plan.lends()) {
-        // A unit may still be reading what the first walked tiles overwrite.
-        sync_cube();
-    }
+pub fn own_left<U: MatrixUnit, L: Numeric, W: Size>(
+    src: &Tensor<Vector<L, W>>,
+    rows: &Rows,
+    tile: &SharedTile<U::Stage, U::Width>,
+    first: u32,
+    #[comptime] cols: usize,
+    #[comptime] plan: Plan,
+) -> U::Left {
+    own::<U, L, W>(src, rows, tile, first, cols, plan);
+    // The tile was written by other units than those that read it.
+    sync_cube();
+    let left = U::left(tile, cols, plan);
+    // What comes next overwrites it.
+    sync_cube();
+    left
 }
 
 /// Makes the tiles of `own` visible to the cube, while the first step's may still travel.

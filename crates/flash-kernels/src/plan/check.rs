@@ -109,17 +109,16 @@ impl Plan {
         ))
     }
 
-    /// Memory is lent by two tiles, whose operands are in registers, to two that are no larger.
+    /// Memory is lent by operands that only come through it, to tiles of their own.
     fn check_lent(&self) -> Result<(), AttentionError> {
-        let kept = self.unit == UnitKind::Cmma && self.pass != Pass::Forward;
-        let fits = self.values == ValueBuffer::Own && self.tile.block_n <= self.tile.block_m;
-        if !self.lends() || kept && fits {
+        let can_lend = self.unit == UnitKind::Cmma && self.values == ValueBuffer::Own;
+        if !self.lends() || can_lend {
             return Ok(());
         }
         Err(AttentionError::new(
             "query operand",
-            format!("Lent for {:?} of {:?}", self.pass, self.unit),
-            "Lent for a gradient by Cmma whose two walked tiles are no larger than the owned ones",
+            format!("Lent by {:?}, values {:?}", self.unit, self.values),
+            "Lent by Cmma, whose matrices are loaded once, to two walked tiles, each its own",
         ))
     }
 }

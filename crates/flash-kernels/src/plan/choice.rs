@@ -68,8 +68,7 @@ pub enum ValueBuffer {
 pub enum QueryOperand {
     /// In registers.
     Resident,
-    /// In registers, and what is walked lies where it was: half the shared memory, a barrier more at
-    /// the start.
+    /// In registers, where one comes after the other by the same place; what is walked lies there then.
     Lent,
     /// In shared memory, read again in each step: registers go to the accumulators.
     Reread,

@@ -304,6 +304,21 @@ impl Plan {
         }
     }
 
+    /// Elements of the larger owned buffer.
+    const fn owned_most(&self) -> usize {
+        let head = self.owned_len(self.tile.head_pad);
+        match self.pass {
+            Pass::Forward => head,
+            Pass::Dq | Pass::Dkv | Pass::Fused => max(head, self.owned_len(self.tile.val_pad)),
+        }
+    }
+
+    /// Elements of the place of [`QueryOperand::Lent`], by which the owned operands come and in which the
+    /// walked tiles lie.
+    pub const fn place_len(&self) -> usize {
+        max(self.owned_most(), self.walked_total(1, 1))
+    }
+
     /// Stages of the statistics of the walked queries: two, or those of a divided walk's tiles.
     pub const fn stats_stages(&self) -> usize {
         if self.is_divided() { self.stages() } else { 2 }
@@ -335,7 +350,7 @@ impl Plan {
             self.walked_total(head_stages, val_stages),
         );
         let elems = match self.queries {
-            QueryOperand::Lent => max(owned, walked),
+            QueryOperand::Lent => self.place_len(),
             QueryOperand::Resident | QueryOperand::Reread => owned + walked,
         };
         elems * self.stage_bytes + stats * 8 + self.scratch_bytes() + self.exchange_bytes()

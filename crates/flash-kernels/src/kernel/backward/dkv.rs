@@ -10,7 +10,7 @@ use crate::{
         rows::{Rows, group_size},
         score,
         seq::{Seq, position},
-        tile::{own, own_taken, own_wait},
+        tile::{own, own_left, own_place, own_tile, own_wait, second_place},
         unit::{MatrixUnit, Right, ptx, right_of},
     },
     plan::{CopyKind, Plan},
@@ -50,22 +50,33 @@ pub fn dkv<U: MatrixUnit, L: Numeric, E: Float, M: Int, W: Size, O: Size>(
         let (head_pad, val_pad) = comptime!((plan.tile.head_pad, plan.tile.val_pad));
 
         let mut scratch = U::scratch(plan);
-        let k_tile = own::<U, L, W>(k, &k_rows, key_start, head_pad, plan);
-        let v_tile = own::<U, L, W>(v, &v_rows, key_start, val_pad, plan);
+        let place = own_place::<U>(head_pad, plan);
+        let second = second_place::<U>(&place, val_pad, plan);
+        let k_tile = own_tile::<U>(&place, head_pad, plan);
+        let v_tile = own_tile::<U>(&second, val_pad, plan);
+        if comptime!(!plan.lends()) {
+            own::<U, L, W>(k, &k_rows, &k_tile, key_start, head_pad, plan);
+            own::<U, L, W>(v, &v_rows, &v_tile, key_start, val_pad, plan);
+        }
         let pairs = Shared::<[Vector<f32, Const<2>>]>::new_slice(comptime!(plan.stats_len()));
-        let stages = Pipeline::<U>::beside(
-            &k_tile,
-            &v_tile,
+        let stages = Pipeline::<U>::new(
+            &place,
             Rows::of(q, seq.batch, seq.head * group),
             Rows::of(d_out, seq.batch, seq.head * group),
             head_pad,
             val_pad,
             plan,
         );
-        own_wait_all(plan);
-        let a = U::left(&k_tile, head_pad, plan);
-        let b = U::left(&v_tile, val_pad, plan);
-        own_taken(plan);
+        let (a, b) = if comptime!(plan.lends()) {
+            let a = own_left::<U, L, W>(k, &k_rows, &k_tile, key_start, head_pad, plan);
+            let b = own_left::<U, L, W>(v, &v_rows, &v_tile, key_start, val_pad, plan);
+            (a, b)
+        } else {
+            own_wait_all(plan);
+            let a = U::left(&k_tile, head_pad, plan);
+            let b = U::left(&v_tile, val_pad, plan);
+            (a, b)
+        };
         let mut dk = U::zero(head_pad, plan);
         let mut dv = U::zero(val_pad, plan);
         for member in 0..group {
