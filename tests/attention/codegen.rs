@@ -4,7 +4,7 @@
 #[path = "../inspect/plans.rs"]
 pub mod plans;
 #[path = "../inspect/spirv.rs"]
-mod spirv;
+pub mod spirv;
 #[path = "../inspect/wgsl.rs"]
 mod wgsl;
 
@@ -79,7 +79,7 @@ fn check_wgsl(ask: &Ask, device: &DeviceClass, plan: &Plan) {
 /// The module of `plan` is valid and holds cooperative matrices if the unit works with them.
 /// Without `spirv-val` a test fails, but on systems for which nobody packages it.
 #[track_caller]
-fn check_spirv(ask: &Ask, plan: &Plan) {
+pub fn check_spirv(ask: &Ask, plan: &Plan) {
     let words = generate(Target::Spirv, ask, plan).words;
     match SpirvVal::find() {
         Ok(validator) => validator

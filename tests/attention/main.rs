@@ -32,6 +32,7 @@ mod gradients;
 mod lag;
 mod large;
 mod lent;
+mod mapped;
 mod masks;
 mod numerics;
 mod precision;

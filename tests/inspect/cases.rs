@@ -2,7 +2,7 @@
 
 use flash_kernels::{Causality, DeviceClass, FloatKind, Masking, Pass, Precision, codegen::Target};
 
-use super::plans::{AMPERE, Ask, HOPPER, VULKAN, WEBGPU, WGSL, WGSL_PLANES};
+use super::plans::{AMPERE, Ask, HOPPER, VULKAN, VULKAN_MAPPED, WEBGPU, WGSL, WGSL_PLANES};
 
 /// A kind of device, by what its code is compiled for.
 #[derive(Clone, Copy, Debug)]
@@ -55,6 +55,12 @@ const WGSL_MACHINES: [Machine; 3] = [
         class: WGSL_PLANES,
     },
 ];
+
+const VULKAN_MAPPED_MACHINE: Machine = Machine {
+    name: "vulkan2",
+    class: VULKAN_MAPPED,
+    ..VULKAN_MACHINE
+};
 
 const VULKAN_MACHINE: Machine = Machine {
     name: "vulkan",
@@ -112,6 +118,10 @@ pub fn all() -> Vec<Case> {
     }));
     for ask in asks_of_vulkan() {
         let machine = VULKAN_MACHINE;
+        cases.push(Case { machine, ask });
+    }
+    for ask in gradients_of_mapped() {
+        let machine = VULKAN_MAPPED_MACHINE;
         cases.push(Case { machine, ask });
     }
     for machine in WGSL_MACHINES {
@@ -280,6 +290,22 @@ fn asks_of_vulkan() -> Vec<Ask> {
     asks.extend(both(FloatKind::Bf16, &[64, 128]));
     asks.extend(split(FloatKind::F32, &[64], &[1]));
     asks.extend(split(FloatKind::F16, &[128], &[1]));
+    asks
+}
+
+/// Gradients by functions of matrices' elements, with every kind of mask.
+fn gradients_of_mapped() -> Vec<Ask> {
+    let kinds = [FloatKind::F16, FloatKind::Bf16];
+    let causal = kinds
+        .into_iter()
+        .flat_map(|kind| gradients(kind, &[64, 128]));
+    let mut asks: Vec<_> = causal.collect();
+    let causality = Causality::Full;
+    let full: Vec<_> = asks.iter().map(|ask| Ask { causality, ..*ask }).collect();
+    let masking = Masking::Dense;
+    let masked: Vec<_> = full.iter().map(|ask| Ask { masking, ..*ask }).collect();
+    asks.extend(full);
+    asks.extend(masked);
     asks
 }
 

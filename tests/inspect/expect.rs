@@ -4,7 +4,8 @@ use flash_kernels::{CopyKind, Masking, Pass, Plan, Precision, UnitKind, codegen:
 
 use super::{
     counts::{
-        addition_moves, loads, products, warpgroup_products, warpgroup_step, warpgroup_steps,
+        addition_moves, functions, loads, products, warpgroup_products, warpgroup_step,
+        warpgroup_steps,
     },
     measure::{Measure, Measures},
     wgsl,
@@ -206,6 +207,12 @@ pub const EXPECTATIONS: &[Expectation] = &[
         AtLeast(|_| 1),
     ),
     row(
+        "functions change elements where a plan says so, and only there",
+        Measure::MatrixFunctions,
+        is_spirv,
+        Exactly(functions),
+    ),
+    row(
         "Scalar needs no cooperative matrix",
         Measure::MatrixProducts,
         is_spirv_scalar,
@@ -240,7 +247,6 @@ fn is_main(target: Target, plan: &Plan) -> bool {
     target == Target::Cuda && plan.masking == Masking::None && plan.copy == CopyKind::Async
 }
 
-/// Accesses to local memory that are let pass. Where 32 rows of 128 columns fill the register file,
 /// A bool mask leaves some gradients in tf32 short of registers: up to three accesses in a step.
 fn fetched(plan: &Plan) -> usize {
     match (plan.precision, plan.pass, plan.masking) {
@@ -249,6 +255,7 @@ fn fetched(plan: &Plan) -> usize {
     }
 }
 
+/// Accesses to local memory that are let pass. Where 32 rows of 128 columns fill the register file,
 /// ptxas for sm_80 parks two values before the walk and fetches them after it; that no loop touches
 /// local memory is a row of its own. Everywhere else there is none.
 fn parked(plan: &Plan) -> usize {
@@ -295,6 +302,10 @@ fn is_portable(target: Target, _: &Plan) -> bool {
 
 fn is_cmma(_: Target, plan: &Plan) -> bool {
     plan.unit == UnitKind::Cmma
+}
+
+fn is_spirv(target: Target, _: &Plan) -> bool {
+    target == Target::Spirv
 }
 
 fn is_spirv_scalar(target: Target, plan: &Plan) -> bool {

@@ -35,6 +35,8 @@ pub enum Measure {
     LateExponentials,
     /// Matrix loads: `LDSM`, `OpCooperativeMatrixLoadKHR`.
     MatrixLoads,
+    /// Functions applied to the elements of a matrix, `OpCooperativeMatrixPerElementOpNV`.
+    MatrixFunctions,
     /// Copies from global to shared memory, `LDGSTS`.
     AsyncCopies,
     /// Copies of boxes, `UTMALDG`.
@@ -79,6 +81,7 @@ impl Measure {
             (LateExponentials, _) => "late",
             (MatrixLoads, Target::Spirv) => "CoopLoad",
             (MatrixLoads, _) => "LDSM",
+            (MatrixFunctions, _) => "CoopMap",
             (AsyncCopies, _) => "LDGSTS",
             (BoxCopies, _) => "UTMALDG",
             (Elementary, _) => "MUFU",
@@ -131,6 +134,7 @@ impl Measure {
                 SharedBytes,
                 MatrixProducts,
                 MatrixLoads,
+                MatrixFunctions,
                 Barriers,
                 Instructions,
             ],

@@ -46,6 +46,12 @@ pub const VULKAN: DeviceClass = DeviceClass {
     ..HOPPER
 };
 
+/// One that has functions of the elements of such matrices.
+pub const VULKAN_MAPPED: DeviceClass = DeviceClass {
+    isa: Isa::Mapped,
+    ..VULKAN
+};
+
 /// A GPU with plane operations behind WGSL.
 pub const WGSL_PLANES: DeviceClass = DeviceClass {
     bf16: false,

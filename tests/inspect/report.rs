@@ -205,6 +205,10 @@ fn of_spirv(source: &Source, validator: &SpirvVal) -> Result<Measures, String> {
             spirv::count(words, op::COOP_MUL_ADD),
         ),
         (Measure::MatrixLoads, spirv::count(words, op::COOP_LOAD)),
+        (
+            Measure::MatrixFunctions,
+            spirv::count(words, op::COOP_PER_ELEMENT),
+        ),
         (Measure::Barriers, spirv::count(words, op::CONTROL_BARRIER)),
         (Measure::Instructions, words.len()),
     ]))

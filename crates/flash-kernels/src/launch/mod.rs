@@ -146,6 +146,13 @@ trait Launch {
     /// Launches for tensors of `E`, read as `L`, multiplied by `U`.
     fn launch<U: MatrixUnit, L: Numeric, E: Float>(&self) -> Result<(), AttentionError>;
 
+    /// Launches the kernel for tensors of `E`, read as `L`, that changes elements of matrices where they
+    /// are.
+    fn launch_mapped<L: Numeric, E: HalfFloat>(&self) -> Result<(), AttentionError> {
+        let allowed = "a gradient's, which alone have such a kernel";
+        Err(AttentionError::new("plan", "Mapped", allowed))
+    }
+
     /// Launches the overlapped kernel for tensors of `E`.
     fn launch_overlapped<E: HalfFloat>(&self) -> Result<(), AttentionError>;
 }
@@ -182,6 +189,11 @@ fn dispatch(plan: &Plan, dtype: FloatKind, call: &impl Launch) -> Result<(), Att
         (UnitKind::Scalar, FloatKind::F16) => call.launch::<unit::Scalar, f16, f16>(),
         (UnitKind::Scalar, FloatKind::Bf16) => call.launch::<unit::Scalar, bf16, bf16>(),
         (UnitKind::Cmma, FloatKind::F16) => cmma::<f16>(plan, call),
+        (UnitKind::Cmma, FloatKind::Bf16) if plan.is_mapped() => Err(AttentionError::new(
+            "instruction set",
+            "Mapped for bf16",
+            "Mapped for f16, to which sums can be rounded where they are",
+        )),
         (UnitKind::Cmma, FloatKind::Bf16) => cmma::<bf16>(plan, call),
         (UnitKind::Mma, FloatKind::F16) => call.launch::<Mma<f16>, f16, f16>(),
         (UnitKind::Mma, FloatKind::Bf16) => call.launch::<Mma<bf16>, bf16, bf16>(),
@@ -198,10 +210,11 @@ fn dispatch(plan: &Plan, dtype: FloatKind, call: &impl Launch) -> Result<(), Att
 
 /// `Cmma` by what global memory is read as.
 fn cmma<E: HalfFloat>(plan: &Plan, call: &impl Launch) -> Result<(), AttentionError> {
-    if plan.loads_words() {
-        call.launch::<Cmma<E>, u32, E>()
-    } else {
-        call.launch::<Cmma<E>, E, E>()
+    match (plan.is_mapped(), plan.loads_words()) {
+        (true, true) => call.launch_mapped::<u32, E>(),
+        (true, false) => call.launch_mapped::<E, E>(),
+        (false, true) => call.launch::<Cmma<E>, u32, E>(),
+        (false, false) => call.launch::<Cmma<E>, E, E>(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! What a plan needs of a device.
 
 use super::{Isa, Pass, Plan, Reduction, Rounding, UnitKind, ValueBuffer};
-use crate::{AttentionError, DeviceClass, Precision};
+use crate::{AttentionError, DeviceClass, Masking, Precision};
 
 impl Plan {
     /// Can `device` run this plan?
@@ -48,6 +48,13 @@ impl Plan {
                 format!("at most {}, two lanes to a row", 2 * self.rows),
             ));
         }
+        if self.isa == Isa::Mapped && device.isa != Isa::Mapped {
+            return Err(AttentionError::device(
+                "instruction set",
+                "without functions of matrix elements",
+                "VK_NV_cooperative_matrix2 behind CubeCL's own SPIR-V (feature vulkan)",
+            ));
+        }
         if self.isa == Isa::Ptx && device.isa != Isa::Ptx {
             return Err(AttentionError::device(
                 "instruction set",
@@ -92,6 +99,7 @@ impl Plan {
     /// Can what was chosen be had together?
     fn check_choices(&self, device: &DeviceClass) -> Result<(), AttentionError> {
         self.check_lent()?;
+        self.check_mapped()?;
         self.check_rounding(device)?;
         self.check_splits()
     }
@@ -106,6 +114,19 @@ impl Plan {
             "rounding to tf32",
             format!("{:?}", device.rounding),
             "Even, of sm_90 or later",
+        ))
+    }
+
+    /// Only gradients are written for functions of elements, and those cannot read a mask.
+    fn check_mapped(&self) -> Result<(), AttentionError> {
+        let is_gradient = matches!(self.pass, Pass::Dq | Pass::Dkv);
+        if !self.is_mapped() || is_gradient && self.masking == Masking::None {
+            return Ok(());
+        }
+        Err(AttentionError::new(
+            "instruction set",
+            format!("Mapped for {:?}, masking {:?}", self.pass, self.masking),
+            "Mapped for dq and dkv without a bool mask",
         ))
     }
 

@@ -18,6 +18,8 @@ pub enum UnitKind {
 pub enum Isa {
     /// None: the kernel must compile for every runtime.
     Portable,
+    /// Functions of the elements of cooperative matrices (VK_NV_cooperative_matrix2).
+    Mapped,
     /// PTX of sm_80 and later.
     Ptx,
 }

@@ -175,6 +175,11 @@ impl Plan {
         matches!(self.queries, QueryOperand::Lent)
     }
 
+    /// Do functions change the elements of its products where they are?
+    pub const fn is_mapped(&self) -> bool {
+        matches!((self.unit, self.isa), (UnitKind::Cmma, Isa::Mapped))
+    }
+
     /// Do two warpgroups have the same 64 keys, and divide the products among them? One has the scores
     /// and dv, the other dk: what one has no registers for together.
     pub const fn is_divided(&self) -> bool {
@@ -331,6 +336,7 @@ impl Plan {
 
     const fn stats_in(&self, stages: usize) -> usize {
         match self.pass {
+            Pass::Dq if self.is_mapped() => self.tile.block_m,
             Pass::Forward | Pass::Dq => 0,
             Pass::Dkv | Pass::Fused => stages * self.tile.block_n,
         }
@@ -375,6 +381,16 @@ impl Plan {
         }
     }
 
+    /// Columns of `Cmma`'s visible scores; where only what leaves the cube is made visible, those of a
+    /// matrix.
+    pub const fn visible_cols(&self) -> usize {
+        if self.is_mapped() {
+            16
+        } else {
+            self.tile.block_n
+        }
+    }
+
     /// Lanes that share a row of `Cmma`'s visible scores.
     pub const fn row_parts(&self) -> usize {
         if self.plane_size > self.rows {
@@ -387,8 +403,8 @@ impl Plan {
     /// f32 between rows of `Cmma`'s visible scores. Lanes that read beside each other, and the
     /// planes' stores of whole matrices, then fall on different banks.
     pub const fn score_stride(&self) -> usize {
-        self.tile.block_n
-            + if self.row_parts() > 1 && self.tile.block_n > 16 {
+        self.visible_cols()
+            + if self.row_parts() > 1 && self.visible_cols() > 16 {
                 8
             } else {
                 4

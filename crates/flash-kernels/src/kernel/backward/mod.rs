@@ -8,10 +8,13 @@
 pub mod delta;
 pub mod dkv;
 mod dkv_divided;
+pub mod dkv_mapped;
 pub mod dkv_overlapped;
 mod dkv_supply;
 pub mod dq;
+pub mod dq_mapped;
 pub mod dq_overlapped;
 pub mod fused_overlapped;
 pub mod fused_sums;
+pub mod mapped;
 pub mod overlapped;

@@ -7,6 +7,7 @@ use crate::plan::Plan;
 
 pub mod cmma;
 pub mod hopper;
+pub mod mapped;
 pub mod mma;
 pub mod operand;
 pub mod ptx;

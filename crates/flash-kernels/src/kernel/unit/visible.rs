@@ -54,7 +54,7 @@ pub const fn lane_rows(plan: Plan) -> usize {
 
 /// Columns of the running sum that fit the visible scores, and are whole matrices.
 pub const fn part_width(cols: usize, plan: Plan) -> usize {
-    let mut width = plan.tile.block_n;
+    let mut width = plan.visible_cols();
     while !cols.is_multiple_of(width) {
         width -= 16;
     }
