@@ -7,9 +7,9 @@ use flash_kernels::{
     AttentionProblem, AttentionShape, Causality, FloatKind, Masking, Pass, Plan, Precision,
     TensorView, UnitKind,
     kernel::{
+        owned::Owned,
         pipeline::Pipeline,
         rows::Rows,
-        tile::own_place,
         unit::{self, Cmma, HalfFloat, MatrixUnit, Mma, Right, Tf32},
     },
     select::{Alignment, DeviceClass, select, widest},
@@ -37,7 +37,8 @@ fn verbs<U: MatrixUnit, L: Numeric, W: Size>(
     let block_n = comptime!(plan.tile.block_n);
     let rows = Rows::of(a, 0usize, 0usize);
     let mut scratch = U::scratch(plan);
-    let place = own_place::<U>(head_pad, plan);
+    let owned = Owned::<U>::new(rows, 0u32, head_pad, plan);
+    let place = owned.place();
     let mut walk = Pipeline::<U>::new(
         &place,
         Rows::of(b, 0usize, 0usize),
@@ -46,7 +47,7 @@ fn verbs<U: MatrixUnit, L: Numeric, W: Size>(
         val_pad,
         plan,
     );
-    let left = walk.start_behind(a, &rows, &place, 0u32, b, c, 0u32, head_pad, plan);
+    let left = walk.start_behind(&owned, a, b, c, 0u32, plan);
     let right = walk.first(b, c, 0u32, 1u32, plan);
     let s = U::product(&left, &right, &mut scratch, head_pad, plan);
     let frag_rows = U::frag_rows(plan);

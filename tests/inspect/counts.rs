@@ -102,8 +102,8 @@ pub fn loads(plan: &Plan) -> usize {
 }
 
 /// Functions applied to 16×16 matrices of a plane: of each cell of scores the scale, the exponential and,
-/// in steps with a mask, what drops its gradient.
+/// in steps with a mask, what drops it and its gradient.
 pub fn functions(plan: &Plan) -> usize {
     let cells = plan.rows / 16 * (plan.tile.block_n / 16);
-    if plan.is_mapped() { cells * (2 + 3) } else { 0 }
+    if plan.is_mapped() { cells * (2 + 4) } else { 0 }
 }

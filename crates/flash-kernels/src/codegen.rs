@@ -27,12 +27,13 @@ use half::{bf16, f16};
 use crate::{
     FloatKind, Isa, Masking, Pass, Plan, UnitKind,
     kernel::{
-        backward::{delta, dkv, dkv_mapped, dq, dq_mapped},
+        backward::{delta, dkv, dq},
         combine, forward,
         unit::{Cmma, HalfFloat, MatrixUnit, Mma, Scalar, Tf32},
     },
 };
 
+mod mapped;
 mod overlapped;
 
 /// A compiler and what it is told of the device.
@@ -186,8 +187,8 @@ fn tensor() -> TensorCompilationArg {
 fn cmma<E: HalfFloat>(target: Target, plan: &Plan) -> Result<Source, String> {
     if plan.is_mapped() {
         return match plan.loads_words() {
-            true => mapped::<u32, E>(target, plan),
-            false => mapped::<E, E>(target, plan),
+            true => mapped::generate::<Cmma<E>, u32, E>(target, plan),
+            false => mapped::generate::<Cmma<E>, E, E>(target, plan),
         };
     }
     if plan.loads_words() {
@@ -267,58 +268,6 @@ fn generate<U: MatrixUnit, L: Numeric, E: Float>(
         )
         .define(),
         Pass::Fused => return Err(format!("{:?} has no fused gradient", plan.unit)),
-    };
-    compile(target, kernel)
-}
-
-fn mapped<L: Numeric, E: HalfFloat>(target: Target, plan: &Plan) -> Result<Source, String> {
-    let settings = settings(plan.threads);
-    let device = properties(target);
-    let target_properties = Arc::new(TargetProperties::default());
-    let mask_type = ElemType::UInt(UIntKind::U32);
-    let kernel = match plan.pass {
-        Pass::Dq => dq_mapped::dq_mapped::DqMapped::<L, E>::new(
-            settings,
-            device,
-            target_properties,
-            tensor(),
-            tensor(),
-            tensor(),
-            tensor(),
-            buffer(),
-            mask(plan),
-            tensor(),
-            Default::default(),
-            Default::default(),
-            Default::default(),
-            plan.load_components(),
-            plan.store_width,
-            *plan,
-            mask_type,
-        )
-        .define(),
-        Pass::Dkv => dkv_mapped::dkv_mapped::DkvMapped::<L, E>::new(
-            settings,
-            device,
-            target_properties,
-            tensor(),
-            tensor(),
-            tensor(),
-            tensor(),
-            buffer(),
-            mask(plan),
-            buffer(),
-            Default::default(),
-            Default::default(),
-            Default::default(),
-            Default::default(),
-            plan.load_components(),
-            plan.store_width,
-            *plan,
-            mask_type,
-        )
-        .define(),
-        Pass::Forward | Pass::Fused => return Err(format!("{:?} is not mapped", plan.pass)),
     };
     compile(target, kernel)
 }

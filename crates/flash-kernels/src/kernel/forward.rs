@@ -6,13 +6,13 @@ use super::{
     epilogue,
     mask::{Mask, Side, phase_range},
     math::neg_infinity,
+    owned::Owned,
     pipeline::Pipeline,
     rows::{Rows, key_head},
     score,
     seq::{position, position_again},
     softmax::OnlineSoftmax,
     split::Share,
-    tile::own_place,
     unit::{MatrixUnit, Right},
 };
 use crate::plan::{Plan, ScaleKind};
@@ -58,19 +58,10 @@ pub fn forward<U: MatrixUnit, L: Numeric, E: Float, M: Int, W: Size, O: Size>(
 
         let mut scratch = U::scratch(plan);
         let (head_pad, val_pad) = comptime!((plan.tile.head_pad, plan.tile.val_pad));
-        let place = own_place::<U>(head_pad, plan);
+        let queries = Owned::<U>::new(q_rows, seq.start, head_pad, plan);
+        let place = queries.place();
         let mut pipeline = Pipeline::<U>::new(&place, k_rows, v_rows, head_pad, val_pad, plan);
-        let a = pipeline.start_behind(
-            q,
-            &q_rows,
-            &place,
-            seq.start,
-            k,
-            v,
-            range.begin,
-            head_pad,
-            plan,
-        );
+        let a = pipeline.start_behind(&queries, q, k, v, range.begin, plan);
         let folded = folded_scale(scale_log2, plan);
         let mut softmax = OnlineSoftmax::new(folded, U::frag_rows(plan), comptime!(plan.isa));
         let mut acc = U::zero(val_pad, plan);

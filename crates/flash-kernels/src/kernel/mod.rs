@@ -11,6 +11,7 @@ pub mod forward;
 pub mod forward_overlapped;
 pub mod mask;
 pub mod math;
+pub mod owned;
 pub mod pipeline;
 pub mod ring;
 pub mod rows;

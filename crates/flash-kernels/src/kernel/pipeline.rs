@@ -3,8 +3,9 @@
 use cubecl::prelude::*;
 
 use super::{
+    owned::{Owned, own_wait},
     rows::Rows,
-    tile::{SharedTile, fetch_tile, load_tile, own, own_left, own_tile, own_wait, put_tile},
+    tile::{SharedTile, fetch_tile, load_tile, put_tile},
     unit::{MatrixUnit, ptx},
 };
 use crate::plan::{CopyKind, Plan, ValueBuffer};
@@ -146,32 +147,53 @@ impl<U: MatrixUnit> Pipeline<U> {
         }
     }
 
-    /// Sends off the tiles of `step`, the first one, and returns the rows `[first, first + block_m)` of
-    /// `src` as a left operand, which comes by `place`. If that is lent, the operand goes before; else they
-    /// may travel together.
-    #[allow(clippy::too_many_arguments)]
+    /// Sends off the tiles of `step`, the first one, and returns what is `owned` of `src` as a left operand.
+    /// If its place is lent, the operand goes before; else they may travel together.
     pub fn start_behind<L: Numeric, W: Size>(
         &self,
+        owned: &Owned<U>,
         src: &Tensor<Vector<L, W>>,
-        rows: &Rows,
-        place: &Shared<[Vector<U::Stage, U::Width>]>,
-        first: u32,
         one: &Tensor<Vector<L, W>>,
         two: &Tensor<Vector<L, W>>,
         step: u32,
-        #[comptime] cols: usize,
         #[comptime] plan: Plan,
     ) -> U::Left {
-        let tile = own_tile::<U>(place, cols, plan);
         if comptime!(plan.lends()) {
-            let left = own_left::<U, L, W>(src, rows, &tile, first, cols, plan);
+            let left = owned.taken(src, plan);
             self.start(one, two, step, plan);
             left
         } else {
-            own::<U, L, W>(src, rows, &tile, first, cols, plan);
+            owned.send(src, plan);
             self.start(one, two, step, plan);
             own_wait(plan);
-            U::left(&tile, cols, plan)
+            owned.left(plan)
+        }
+    }
+
+    /// `start_behind` of two owned tensors.
+    #[allow(clippy::too_many_arguments)]
+    pub fn start_behind_two<L: Numeric, W: Size>(
+        &self,
+        owned_one: &Owned<U>,
+        owned_two: &Owned<U>,
+        src_one: &Tensor<Vector<L, W>>,
+        src_two: &Tensor<Vector<L, W>>,
+        one: &Tensor<Vector<L, W>>,
+        two: &Tensor<Vector<L, W>>,
+        step: u32,
+        #[comptime] plan: Plan,
+    ) -> (U::Left, U::Left) {
+        if comptime!(plan.lends()) {
+            let left = owned_one.taken(src_one, plan);
+            let right = owned_two.taken(src_two, plan);
+            self.start(one, two, step, plan);
+            (left, right)
+        } else {
+            owned_one.send(src_one, plan);
+            owned_two.send(src_two, plan);
+            self.start(one, two, step, plan);
+            own_wait(plan);
+            (owned_one.left(plan), owned_two.left(plan))
         }
     }
 

@@ -10,7 +10,7 @@ use half::{bf16, f16};
 
 use crate::{
     AttentionError, AttentionProblem, FloatKind, Masking, Precision,
-    kernel::unit::{self, Cmma, HalfFloat, MatrixUnit, Mma, Tf32},
+    kernel::unit::{self, Cmma, HalfFloat, MappedUnit, MatrixUnit, Mma, Tf32},
     plan::{BOX_COLS, Plan, UnitKind},
     select::{Alignment, DeviceClass, widest},
 };
@@ -146,9 +146,9 @@ trait Launch {
     /// Launches for tensors of `E`, read as `L`, multiplied by `U`.
     fn launch<U: MatrixUnit, L: Numeric, E: Float>(&self) -> Result<(), AttentionError>;
 
-    /// Launches the kernel for tensors of `E`, read as `L`, that changes elements of matrices where they
+    /// Launches the kernel for tensors of `E`, read as `L`, that changes the products of `U` where they
     /// are.
-    fn launch_mapped<L: Numeric, E: HalfFloat>(&self) -> Result<(), AttentionError> {
+    fn launch_mapped<U: MappedUnit, L: Numeric, E: Float>(&self) -> Result<(), AttentionError> {
         let allowed = "a gradient's, which alone have such a kernel";
         Err(AttentionError::new("plan", "Mapped", allowed))
     }
@@ -211,8 +211,8 @@ fn dispatch(plan: &Plan, dtype: FloatKind, call: &impl Launch) -> Result<(), Att
 /// `Cmma` by what global memory is read as.
 fn cmma<E: HalfFloat>(plan: &Plan, call: &impl Launch) -> Result<(), AttentionError> {
     match (plan.is_mapped(), plan.loads_words()) {
-        (true, true) => call.launch_mapped::<u32, E>(),
-        (true, false) => call.launch_mapped::<E, E>(),
+        (true, true) => call.launch_mapped::<Cmma<E>, u32, E>(),
+        (true, false) => call.launch_mapped::<Cmma<E>, E, E>(),
         (false, true) => call.launch::<Cmma<E>, u32, E>(),
         (false, false) => call.launch::<Cmma<E>, E, E>(),
     }

@@ -48,20 +48,7 @@ impl Plan {
                 format!("at most {}, two lanes to a row", 2 * self.rows),
             ));
         }
-        if self.isa == Isa::Mapped && device.isa != Isa::Mapped {
-            return Err(AttentionError::device(
-                "instruction set",
-                "without functions of matrix elements",
-                "VK_NV_cooperative_matrix2 behind CubeCL's own SPIR-V (feature vulkan)",
-            ));
-        }
-        if self.isa == Isa::Ptx && device.isa != Isa::Ptx {
-            return Err(AttentionError::device(
-                "instruction set",
-                "not PTX",
-                "PTX of sm_80 or later through CubeCL's C++ compiler (feature cuda-cpp)",
-            ));
-        }
+        self.check_instructions(device)?;
         if self.unit == UnitKind::Wgmma && !matches!(self.consumers(), 2..=4) {
             return Err(AttentionError::new(
                 "block_m",
@@ -86,6 +73,25 @@ impl Plan {
                 "a tile of dq of as many pieces of 64 × 64 as there are warpgroups",
             ));
         }
+        self.check_choices(device)
+    }
+
+    /// Has `device` the plan's instructions?
+    fn check_instructions(&self, device: &DeviceClass) -> Result<(), AttentionError> {
+        if self.isa == Isa::Mapped && device.isa != Isa::Mapped {
+            return Err(AttentionError::device(
+                "instruction set",
+                "without functions of matrix elements",
+                "VK_NV_cooperative_matrix2 behind CubeCL's own SPIR-V (feature vulkan)",
+            ));
+        }
+        if self.isa == Isa::Ptx && device.isa != Isa::Ptx {
+            return Err(AttentionError::device(
+                "instruction set",
+                "not PTX",
+                "PTX of sm_80 or later through CubeCL's C++ compiler (feature cuda-cpp)",
+            ));
+        }
         if self.unit == UnitKind::Wgmma && !device.wgmma {
             return Err(AttentionError::device(
                 "matrix instructions",
@@ -93,7 +99,7 @@ impl Plan {
                 "wgmma of sm_90, steps of 16 bytes and rows that are apart",
             ));
         }
-        self.check_choices(device)
+        Ok(())
     }
 
     /// Can what was chosen be had together?

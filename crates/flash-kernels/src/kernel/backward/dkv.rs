@@ -6,11 +6,11 @@ use crate::{
     kernel::{
         epilogue::{Place, store_scaled},
         mask::{Mask, Side, query_phase},
+        owned::{Owned, own_wait},
         pipeline::Pipeline,
         rows::{Rows, group_size},
         score,
         seq::{Seq, position},
-        tile::{own, own_left, own_place, own_tile, own_wait, second_place},
         unit::{MatrixUnit, Right, ptx, right_of},
     },
     plan::{CopyKind, Plan},
@@ -50,32 +50,22 @@ pub fn dkv<U: MatrixUnit, L: Numeric, E: Float, M: Int, W: Size, O: Size>(
         let (head_pad, val_pad) = comptime!((plan.tile.head_pad, plan.tile.val_pad));
 
         let mut scratch = U::scratch(plan);
-        let place = own_place::<U>(head_pad, plan);
-        let second = second_place::<U>(&place, val_pad, plan);
-        let k_tile = own_tile::<U>(&place, head_pad, plan);
-        let v_tile = own_tile::<U>(&second, val_pad, plan);
+        let keys = Owned::<U>::new(k_rows, key_start, head_pad, plan);
+        let values = keys.beside(v_rows, val_pad, plan);
         if comptime!(!plan.lends()) {
-            own::<U, L, W>(k, &k_rows, &k_tile, key_start, head_pad, plan);
-            own::<U, L, W>(v, &v_rows, &v_tile, key_start, val_pad, plan);
+            keys.send(k, plan);
+            values.send(v, plan);
         }
         let pairs = Shared::<[Vector<f32, Const<2>>]>::new_slice(comptime!(plan.stats_len()));
-        let stages = Pipeline::<U>::new(
-            &place,
-            Rows::of(q, seq.batch, seq.head * group),
-            Rows::of(d_out, seq.batch, seq.head * group),
-            head_pad,
-            val_pad,
-            plan,
-        );
+        let q_rows = Rows::of(q, seq.batch, seq.head * group);
+        let o_rows = Rows::of(d_out, seq.batch, seq.head * group);
+        let place = keys.place();
+        let stages = Pipeline::<U>::new(&place, q_rows, o_rows, head_pad, val_pad, plan);
         let (a, b) = if comptime!(plan.lends()) {
-            let a = own_left::<U, L, W>(k, &k_rows, &k_tile, key_start, head_pad, plan);
-            let b = own_left::<U, L, W>(v, &v_rows, &v_tile, key_start, val_pad, plan);
-            (a, b)
+            (keys.taken(k, plan), values.taken(v, plan))
         } else {
             own_wait_all(plan);
-            let a = U::left(&k_tile, head_pad, plan);
-            let b = U::left(&v_tile, val_pad, plan);
-            (a, b)
+            (keys.left(plan), values.left(plan))
         };
         let mut dk = U::zero(head_pad, plan);
         let mut dv = U::zero(val_pad, plan);

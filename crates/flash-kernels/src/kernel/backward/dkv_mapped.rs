@@ -2,19 +2,16 @@
 
 use cubecl::prelude::*;
 
-use super::mapped::{Corner, Statistics, drop_unseen};
+use super::mapped::Statistics;
 use crate::{
     kernel::{
         epilogue::{Place, store_scaled},
         mask::{Mask, Side, query_phase},
+        owned::Owned,
         pipeline::Pipeline,
         rows::{Rows, group_size},
         seq::{Seq, position},
-        tile::{own_left, own_place, own_tile},
-        unit::{
-            Cmma, HalfFloat, MatrixUnit, Right, mapped, right_of,
-            visible::{CmmaAcc, CmmaLeft},
-        },
+        unit::{MappedUnit, Right, right_of},
     },
     plan::Plan,
 };
@@ -22,7 +19,7 @@ use crate::{
 /// As `super::dkv::dkv`, whose shapes and owners these are. Nothing but what is walked lies in shared
 /// memory between two steps.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub fn dkv_mapped<L: Numeric, E: HalfFloat, M: Int, W: Size, O: Size>(
+pub fn dkv_mapped<U: MappedUnit, L: Numeric, E: Float, M: Int, W: Size, O: Size>(
     q: &Tensor<Vector<L, W>>,
     k: &Tensor<Vector<L, W>>,
     v: &Tensor<Vector<L, W>>,
@@ -46,26 +43,20 @@ pub fn dkv_mapped<L: Numeric, E: HalfFloat, M: Int, W: Size, O: Size>(
         let v_rows = Rows::of(v, seq.batch, seq.head);
         let (head_pad, val_pad) = comptime!((plan.tile.head_pad, plan.tile.val_pad));
 
-        let mut scratch = Cmma::<E>::scratch(plan);
-        let place = own_place::<Cmma<E>>(head_pad, plan);
-        let k_tile = own_tile::<Cmma<E>>(&place, head_pad, plan);
-        let v_tile = own_tile::<Cmma<E>>(&place, val_pad, plan);
-        let a = own_left::<Cmma<E>, L, W>(k, &k_rows, &k_tile, key_start, head_pad, plan);
-        let b = own_left::<Cmma<E>, L, W>(v, &v_rows, &v_tile, key_start, val_pad, plan);
+        let mut scratch = U::scratch(plan);
+        let keys = Owned::<U>::new(k_rows, key_start, head_pad, plan);
+        let values = keys.beside(v_rows, val_pad, plan);
+        let (a, b) = (keys.taken(k, plan), values.taken(v, plan));
         let statistics = Statistics::new(plan);
-        let stages = Pipeline::<Cmma<E>>::new(
-            &place,
-            Rows::of(q, seq.batch, seq.head * group),
-            Rows::of(d_out, seq.batch, seq.head * group),
-            head_pad,
-            val_pad,
-            plan,
-        );
-        let mut dk = Cmma::<E>::zero(head_pad, plan);
-        let mut dv = Cmma::<E>::zero(val_pad, plan);
+        let q_rows = Rows::of(q, seq.batch, seq.head * group);
+        let o_rows = Rows::of(d_out, seq.batch, seq.head * group);
+        let place = keys.place();
+        let stages = Pipeline::<U>::new(&place, q_rows, o_rows, head_pad, val_pad, plan);
+        let mut dk = U::zero(head_pad, plan);
+        let mut dv = U::zero(val_pad, plan);
         for member in 0..group {
             let head = seq.head * group + member;
-            walk::<E, L, M, W>(
+            walk::<U, L, M, W>(
                 q,
                 d_out,
                 stats,
@@ -87,25 +78,25 @@ pub fn dkv_mapped<L: Numeric, E: HalfFloat, M: Int, W: Size, O: Size>(
         let dk_place = Place::of(k, &seq, 0usize);
         let dv_place = Place::of(v, &seq, dv_offset);
         let one = f32::new(1.0);
-        store_scaled::<Cmma<E>, E, O>(&dk, scale, d_kv, &dk_place, &mut scratch, head_pad, plan);
-        store_scaled::<Cmma<E>, E, O>(&dv, one, d_kv, &dv_place, &mut scratch, val_pad, plan);
+        store_scaled::<U, E, O>(&dk, scale, d_kv, &dk_place, &mut scratch, head_pad, plan);
+        store_scaled::<U, E, O>(&dv, one, d_kv, &dv_place, &mut scratch, val_pad, plan);
     }
 }
 
 /// Adds what the queries of one head contribute. On return no unit reads a walked tile any more.
 #[cube]
 #[allow(clippy::too_many_arguments)]
-fn walk<E: HalfFloat, L: Numeric, M: Int, W: Size>(
+fn walk<U: MappedUnit, L: Numeric, M: Int, W: Size>(
     q: &Tensor<Vector<L, W>>,
     d_out: &Tensor<Vector<L, W>>,
     stats: &[Vector<f32, Const<2>>],
     mask: &ComptimeOption<OwnedTensor<M>>,
-    stages: &Pipeline<Cmma<E>>,
+    stages: &Pipeline<U>,
     statistics: &Statistics,
-    a: &CmmaLeft<E>,
-    b: &CmmaLeft<E>,
-    dk: &mut CmmaAcc,
-    dv: &mut CmmaAcc,
+    a: &U::Left,
+    b: &U::Left,
+    dk: &mut U::Acc,
+    dv: &mut U::Acc,
     batch: usize,
     head: usize,
     key_start: u32,
@@ -130,24 +121,26 @@ fn walk<E: HalfFloat, L: Numeric, M: Int, W: Size>(
             let queries = pipeline.first(q, d_out, step, range.end, plan);
             load_statistics(statistics, stats, line, q_rows.len, step + 1u32, plan);
             let masked = comptime!(phase == 0);
-            let corner = Corner::new(step * block_n as u32, key_start, Side::Keys, plan);
+            let query = step * block_n as u32;
             let at = step % 2u32 * block_n as u32;
-            let mut p = Cmma::<E>::zero(block_n, plan);
-            mapped::product::<E>(&mut p, a, &queries, head_pad, plan);
-            statistics.probabilities::<M>(&mut p, &mask, &corner, at, scale_log2, masked, plan);
-            let d_outs = pipeline.second(d_out, step, plan);
-            let held = mapped::held::<E>(&p, plan);
-            mapped::accumulate::<E>(dv, &held, &d_outs, Right::Given, plan);
-            let mut ds = statistics.start(at, Side::Keys, plan);
-            mapped::product::<E>(&mut ds, b, &d_outs, val_pad, plan);
+            let mut p = U::zero(block_n, plan);
+            U::add_product(&mut p, a, &queries, head_pad, plan);
+            statistics.probabilities::<U>(&mut p, at, scale_log2, Side::Keys, plan);
             if masked {
-                drop_unseen::<M>(&mut ds, &mask, &corner, plan);
+                U::keep_seen::<M>(&mut p, &mask, query, key_start, Side::Keys, plan);
             }
-            mapped::multiply(&mut ds, &p, plan);
-            let held = mapped::held::<E>(&ds, plan);
+            let d_outs = pipeline.second(d_out, step, plan);
+            U::add_held(dv, &U::held(&p, plan), &d_outs, Right::Given, plan);
+            let mut ds = statistics.start::<U>(at, Side::Keys, plan);
+            U::add_product(&mut ds, b, &d_outs, val_pad, plan);
+            if masked {
+                // `dp` may be no number there, which is none of `p`'s zeros.
+                U::keep_seen::<M>(&mut ds, &mask, query, key_start, Side::Keys, plan);
+            }
+            U::multiply(&mut ds, &p, plan);
             let queries = pipeline.again(q, step, plan);
             let right = comptime!(right_of(masked));
-            mapped::accumulate::<E>(dk, &held, &queries, right, plan);
+            U::add_held(dk, &U::held(&ds, plan), &queries, right, plan);
             pipeline.release(step, plan);
         }
     }

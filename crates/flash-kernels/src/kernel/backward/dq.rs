@@ -6,11 +6,11 @@ use crate::{
     kernel::{
         epilogue::{Place, store_scaled},
         mask::{Mask, Side, phase_range},
+        owned::Owned,
         pipeline::Pipeline,
         rows::{Rows, key_head},
         score,
         seq::{Seq, position},
-        tile::{own, own_left, own_place, own_tile, own_wait, second_place},
         unit::{MatrixUnit, right_of},
     },
     plan::Plan,
@@ -54,25 +54,12 @@ pub fn dq<U: MatrixUnit, L: Numeric, E: Float, M: Int, W: Size, O: Size>(
         let (head_pad, val_pad) = comptime!((plan.tile.head_pad, plan.tile.val_pad));
 
         let mut scratch = U::scratch(plan);
-        let place = own_place::<U>(head_pad, plan);
-        let second = second_place::<U>(&place, val_pad, plan);
+        let queries = Owned::<U>::new(q_rows, seq.start, head_pad, plan);
+        let d_outs = queries.beside(o_rows, val_pad, plan);
+        let place = queries.place();
         let mut pipeline = Pipeline::<U>::new(&place, v_rows, k_rows, val_pad, head_pad, plan);
-        let q_tile = own_tile::<U>(&place, head_pad, plan);
-        let o_tile = own_tile::<U>(&second, val_pad, plan);
-        let (a, b) = if comptime!(plan.lends()) {
-            let a = own_left::<U, L, W>(q, &q_rows, &q_tile, seq.start, head_pad, plan);
-            let b = own_left::<U, L, W>(d_out, &o_rows, &o_tile, seq.start, val_pad, plan);
-            pipeline.start(v, k, range.begin, plan);
-            (a, b)
-        } else {
-            own::<U, L, W>(q, &q_rows, &q_tile, seq.start, head_pad, plan);
-            own::<U, L, W>(d_out, &o_rows, &o_tile, seq.start, val_pad, plan);
-            pipeline.start(v, k, range.begin, plan);
-            own_wait(plan);
-            let a = U::left(&q_tile, head_pad, plan);
-            let b = U::left(&o_tile, val_pad, plan);
-            (a, b)
-        };
+        let (a, b) =
+            pipeline.start_behind_two(&queries, &d_outs, q, d_out, v, k, range.begin, plan);
         let line = (seq.batch * q.shape(1) + seq.head) * q.shape(2);
         let mut acc = U::zero(head_pad, plan);
 

@@ -2,16 +2,16 @@
 
 use cubecl::prelude::*;
 
-use super::mapped::{Corner, Statistics, drop_unseen};
+use super::mapped::Statistics;
 use crate::{
     kernel::{
         epilogue::{Place, store_scaled},
         mask::{Mask, Side, phase_range},
+        owned::Owned,
         pipeline::Pipeline,
         rows::{Rows, key_head},
         seq::{Seq, position},
-        tile::{own_left, own_place, own_tile},
-        unit::{Cmma, HalfFloat, MatrixUnit, mapped, right_of, visible::plane_row},
+        unit::{MappedUnit, right_of},
     },
     plan::Plan,
 };
@@ -19,7 +19,7 @@ use crate::{
 /// As `super::dq::dq`, whose shapes and owners these are. Besides what is walked, the statistics of the
 /// owned queries lie in shared memory.
 #[cube(launch_unchecked, address_type = "dynamic")]
-pub fn dq_mapped<L: Numeric, E: HalfFloat, M: Int, W: Size, O: Size>(
+pub fn dq_mapped<U: MappedUnit, L: Numeric, E: Float, M: Int, W: Size, O: Size>(
     q: &Tensor<Vector<L, W>>,
     k: &Tensor<Vector<L, W>>,
     v: &Tensor<Vector<L, W>>,
@@ -49,21 +49,18 @@ pub fn dq_mapped<L: Numeric, E: HalfFloat, M: Int, W: Size, O: Size>(
         let (head_pad, val_pad) = comptime!((plan.tile.head_pad, plan.tile.val_pad));
         let block_n = comptime!(plan.tile.block_n);
 
-        let mut scratch = Cmma::<E>::scratch(plan);
-        let place = own_place::<Cmma<E>>(head_pad, plan);
-        let q_tile = own_tile::<Cmma<E>>(&place, head_pad, plan);
-        let o_tile = own_tile::<Cmma<E>>(&place, val_pad, plan);
-        let a = own_left::<Cmma<E>, L, W>(q, &q_rows, &q_tile, seq.start, head_pad, plan);
-        let b = own_left::<Cmma<E>, L, W>(d_out, &o_rows, &o_tile, seq.start, val_pad, plan);
-        let mut pipeline =
-            Pipeline::<Cmma<E>>::new(&place, v_rows, k_rows, val_pad, head_pad, plan);
+        let mut scratch = U::scratch(plan);
+        let queries = Owned::<U>::new(q_rows, seq.start, head_pad, plan);
+        let d_outs = queries.beside(o_rows, val_pad, plan);
+        let (a, b) = (queries.taken(q, plan), d_outs.taken(d_out, plan));
+        let place = queries.place();
+        let mut pipeline = Pipeline::<U>::new(&place, v_rows, k_rows, val_pad, head_pad, plan);
         let statistics = Statistics::new(plan);
         let line = (seq.batch * q.shape(1) + seq.head) * q.shape(2);
         let block_m = comptime!(plan.tile.block_m);
         statistics.load(stats, line, q_rows.len, seq.start, 0u32, block_m, plan);
-        let row = plane_row(plan);
         pipeline.start(v, k, range.begin, plan);
-        let mut acc = Cmma::<E>::zero(head_pad, plan);
+        let mut acc = U::zero(head_pad, plan);
 
         #[unroll]
         for phase in 0..2u32 {
@@ -71,26 +68,26 @@ pub fn dq_mapped<L: Numeric, E: HalfFloat, M: Int, W: Size, O: Size>(
             let (from, to) = phase_range(range.begin, range.inner_end, range.end, phase);
             for step in from..to {
                 let values = pipeline.first(v, k, step, range.end, plan);
-                let corner = Corner::new(seq.start, step * block_n as u32, Side::Queries, plan);
-                let mut ds = statistics.start(row, Side::Queries, plan);
-                mapped::product::<E>(&mut ds, &b, &values, val_pad, plan);
+                let key = step * block_n as u32;
+                let mut ds = statistics.start::<U>(0u32, Side::Queries, plan);
+                U::add_product(&mut ds, &b, &values, val_pad, plan);
                 let keys = pipeline.second(k, step, plan);
-                let mut p = Cmma::<E>::zero(block_n, plan);
-                mapped::product::<E>(&mut p, &a, &keys, head_pad, plan);
-                statistics
-                    .probabilities::<M>(&mut p, &mask, &corner, row, scale_log2, masked, plan);
+                let mut p = U::zero(block_n, plan);
+                U::add_product(&mut p, &a, &keys, head_pad, plan);
+                statistics.probabilities::<U>(&mut p, 0u32, scale_log2, Side::Queries, plan);
                 if masked {
-                    drop_unseen::<M>(&mut ds, &mask, &corner, plan);
+                    U::keep_seen::<M>(&mut p, &mask, seq.start, key, Side::Queries, plan);
+                    // `dp` may be no number there, which is none of `p`'s zeros.
+                    U::keep_seen::<M>(&mut ds, &mask, seq.start, key, Side::Queries, plan);
                 }
-                mapped::multiply(&mut ds, &p, plan);
-                let held = mapped::held::<E>(&ds, plan);
+                U::multiply(&mut ds, &p, plan);
                 let right = comptime!(right_of(masked));
-                mapped::accumulate::<E>(&mut acc, &held, &keys, right, plan);
+                U::add_held(&mut acc, &U::held(&ds, plan), &keys, right, plan);
                 pipeline.release(step, plan);
             }
         }
         let place = Place::of(q, &seq, 0usize);
         let d_q = d_q.as_mut_slice();
-        store_scaled::<Cmma<E>, E, O>(&acc, scale, d_q, &place, &mut scratch, head_pad, plan);
+        store_scaled::<U, E, O>(&acc, scale, d_q, &place, &mut scratch, head_pad, plan);
     }
 }

@@ -1,5 +1,9 @@
 //! Cooperative matrices whose elements a function may change where they are: between two products
 //! nothing goes through shared memory (VK_NV_cooperative_matrix2).
+//!
+//! A function is given the row and column of an element, and what it reads besides must be values:
+//! it cannot read memory. So what belongs to a query comes as a matrix of equal rows or columns, and a
+//! bool mask cannot come at all.
 
 use cubecl::{
     cmma::{self, Matrix, MatrixIdent, MatrixLayout},
@@ -16,56 +20,231 @@ use pliron::{
 };
 
 use super::{
-    Right,
-    visible::{CmmaAcc, CmmaLeft, accumulator, operand},
+    Cmma, MatrixUnit, Right,
+    visible::{CmmaAcc, CmmaLeft, accumulator, operand, plane_row},
     words::{HalfFloat, drop_non_finite},
 };
 use crate::{
-    kernel::{mask::Side, tile::SharedTile},
+    kernel::{
+        mask::{Mask, Side},
+        math,
+        tile::SharedTile,
+    },
     plan::Plan,
 };
 
-/// `acc += a·bᵀ`: `a` `[rows, depth]`, `b` `[block_n, depth]`, `acc` `[rows, block_n]` of each plane.
+/// A `MatrixUnit` whose products can stay where they are: here a product is a `Self::Acc` of `block_n` columns.
 #[cube]
-pub fn product<E: HalfFloat>(
-    acc: &mut CmmaAcc,
-    a: &CmmaLeft<E>,
-    b: &SharedTile<u32, Const<4>>,
-    #[comptime] depth: usize,
-    #[comptime] plan: Plan,
-) {
-    let (k_tiles, n_tiles) = comptime!((depth / 16, plan.tile.block_n / 16));
-    #[unroll]
-    for n in 0..n_tiles {
+pub trait MappedUnit: MatrixUnit {
+    /// `acc += a·bᵀ`: `a` `[block_m, depth]`, `b` `[block_n, depth]`, `acc` `[block_m, block_n]`.
+    fn add_product(
+        acc: &mut Self::Acc,
+        a: &Self::Left,
+        b: &SharedTile<Self::Stage, Self::Width>,
+        #[comptime] depth: usize,
+        #[comptime] plan: Plan,
+    );
+
+    /// `acc += a·b`: `a` `[block_m, block_n]`, `b` `[block_n, cols]`, `acc` `[block_m, cols]`. `b` may
+    /// change on the way, as `right` says.
+    fn add_held(
+        acc: &mut Self::Acc,
+        a: &Self::Left,
+        b: &SharedTile<Self::Stage, Self::Width>,
+        #[comptime] right: Right,
+        #[comptime] plan: Plan,
+    );
+
+    /// A product as a left operand, rounded to the element type.
+    fn held(product: &Self::Acc, #[comptime] plan: Plan) -> Self::Left;
+
+    /// `[block_m, block_n]` with a value of each query in all that belongs to the query: in row `r`
+    /// `values[first + r]` where rows are queries, else in column `c` `values[first + c]`. The values
+    /// must be visible to the plane.
+    fn of_queries(
+        values: &Shared<[f32]>,
+        first: u32,
+        #[comptime] side: Side,
+        #[comptime] plan: Plan,
+    ) -> Self::Acc;
+
+    /// `a = a ∘ b`, element by element.
+    fn multiply(a: &mut Self::Acc, b: &Self::Acc, #[comptime] plan: Plan);
+    /// `a -= b`.
+    fn subtract(a: &mut Self::Acc, b: &Self::Acc, #[comptime] plan: Plan);
+    /// `x *= factor`.
+    fn scale(x: &mut Self::Acc, factor: f32, #[comptime] plan: Plan);
+    /// `x = 2^x`.
+    fn exp2(x: &mut Self::Acc, #[comptime] plan: Plan);
+    /// `x = 0`, whatever it was, where the query does not see the key; the tile begins at `query` and
+    /// `key`.
+    fn keep_seen<M: Int>(
+        x: &mut Self::Acc,
+        mask: &Mask<M>,
+        query: u32,
+        key: u32,
+        #[comptime] side: Side,
+        #[comptime] plan: Plan,
+    );
+}
+
+#[cube]
+impl<E: HalfFloat> MappedUnit for Cmma<E> {
+    fn add_product(
+        acc: &mut CmmaAcc,
+        a: &CmmaLeft<E>,
+        b: &SharedTile<u32, Const<4>>,
+        #[comptime] depth: usize,
+        #[comptime] plan: Plan,
+    ) {
+        let (k_tiles, n_tiles) = comptime!((depth / 16, plan.tile.block_n / 16));
+        #[unroll]
+        for n in 0..n_tiles {
+            #[unroll]
+            for k in 0..k_tiles {
+                let at = b.base + comptime!(16 * n * b.stride + 2 * k);
+                let right = operand::<E>(
+                    &b.data,
+                    at,
+                    comptime!(4 * b.stride),
+                    MatrixIdent::B,
+                    MatrixLayout::ColMajor,
+                );
+                #[unroll]
+                for m in 0..comptime!(plan.rows / 16) {
+                    let sum = acc.cells.index(comptime!(m * n_tiles + n));
+                    cmma::execute(a.cells.index(comptime!(m * k_tiles + k)), &right, sum, sum);
+                }
+            }
+        }
+    }
+
+    fn add_held(
+        acc: &mut CmmaAcc,
+        a: &CmmaLeft<E>,
+        b: &SharedTile<u32, Const<4>>,
+        #[comptime] right: Right,
+        #[comptime] plan: Plan,
+    ) {
+        if comptime!(right == Right::Finite) {
+            let cols = comptime!(acc.cols);
+            drop_non_finite(b, cols, comptime!(E::EXPONENT), plan);
+        }
+        let (k_tiles, n_tiles) = comptime!((plan.tile.block_n / 16, acc.cols / 16));
         #[unroll]
         for k in 0..k_tiles {
-            let at = b.base + comptime!(16 * n * b.stride + 2 * k);
-            let right = operand::<E>(
-                &b.data,
-                at,
-                comptime!(4 * b.stride),
-                MatrixIdent::B,
-                MatrixLayout::ColMajor,
-            );
             #[unroll]
-            for m in 0..comptime!(plan.rows / 16) {
-                let sum = acc.cells.index(comptime!(m * n_tiles + n));
-                cmma::execute(a.cells.index(comptime!(m * k_tiles + k)), &right, sum, sum);
+            for n in 0..n_tiles {
+                let at = b.base + comptime!(16 * k * b.stride + 2 * n);
+                let block = operand::<E>(
+                    &b.data,
+                    at,
+                    comptime!(4 * b.stride),
+                    MatrixIdent::B,
+                    MatrixLayout::RowMajor,
+                );
+                #[unroll]
+                for m in 0..comptime!(plan.rows / 16) {
+                    let sum = acc.cells.index(comptime!(m * n_tiles + n));
+                    cmma::execute(a.cells.index(comptime!(m * k_tiles + k)), &block, sum, sum);
+                }
             }
+        }
+    }
+
+    fn held(product: &CmmaAcc, #[comptime] plan: Plan) -> CmmaLeft<E> {
+        let mut cells = Sequence::<Matrix<E>>::new();
+        #[unroll]
+        for i in 0..comptime!(cells_of(product.cols, plan)) {
+            let rounded = cmma::cast::<f32, E, cmma::Plane>(product.cells.index(i));
+            cells.push(left_of::<E>(rounded));
+        }
+        CmmaLeft::<E> { cells }
+    }
+
+    fn of_queries(
+        values: &Shared<[f32]>,
+        first: u32,
+        #[comptime] side: Side,
+        #[comptime] plan: Plan,
+    ) -> CmmaAcc {
+        let cols = comptime!(plan.tile.block_n);
+        let n_tiles = comptime!(cols / 16);
+        let (layout, first) = match comptime!(side) {
+            Side::Queries => (MatrixLayout::ColMajor, first + plane_row(plan)),
+            Side::Keys => (MatrixLayout::RowMajor, first),
+        };
+        let mut cells = Sequence::<Matrix<f32>>::new();
+        #[unroll]
+        for i in 0..comptime!(cells_of(cols, plan)) {
+            let at = first as usize
+                + comptime!(match side {
+                    Side::Queries => i / n_tiles * 16,
+                    Side::Keys => i % n_tiles * 16,
+                });
+            let mut matrix = accumulator();
+            let end = values.len();
+            // A stride of 0: each row, or column, is the same.
+            cmma::load_with_layout(&mut matrix, values.slice(at, end), 0u32, layout);
+            cells.push(matrix);
+        }
+        CmmaAcc { cells, cols }
+    }
+
+    fn multiply(a: &mut CmmaAcc, b: &CmmaAcc, #[comptime] plan: Plan) {
+        combine(a, b, comptime!(Elements::Product), plan);
+    }
+
+    fn subtract(a: &mut CmmaAcc, b: &CmmaAcc, #[comptime] plan: Plan) {
+        combine(a, b, comptime!(Elements::Difference), plan);
+    }
+
+    fn scale(x: &mut CmmaAcc, factor: f32, #[comptime] plan: Plan) {
+        #[unroll]
+        for i in 0..comptime!(cells_of(x.cols, plan)) {
+            let cell = x.cells.index(i);
+            cmma::execute_elementwise_op(cell, cell, |_row, _col, x| x * factor);
+        }
+    }
+
+    fn exp2(x: &mut CmmaAcc, #[comptime] plan: Plan) {
+        #[unroll]
+        for i in 0..comptime!(cells_of(x.cols, plan)) {
+            let cell = x.cells.index(i);
+            let isa = comptime!(plan.isa);
+            cmma::execute_elementwise_op(cell, cell, |_row, _col, x| math::exp2(x, isa));
+        }
+    }
+
+    fn keep_seen<M: Int>(
+        x: &mut CmmaAcc,
+        mask: &Mask<M>,
+        query: u32,
+        key: u32,
+        #[comptime] side: Side,
+        #[comptime] plan: Plan,
+    ) {
+        let n_tiles = comptime!(x.cols / 16);
+        let first = plane_row(plan);
+        #[unroll]
+        for i in 0..comptime!(cells_of(x.cols, plan)) {
+            let cell = x.cells.index(i);
+            let (m, n) = comptime!(((i / n_tiles * 16) as u32, (i % n_tiles * 16) as u32));
+            cmma::execute_elementwise_op(cell, cell, |row, col, x| {
+                let (row, col) = (first + m + row, n + col);
+                let keep = match comptime!(side) {
+                    Side::Queries => mask.keep(query + row, key + col),
+                    Side::Keys => mask.keep(query + col, key + row),
+                };
+                select(keep, x, f32::new(0.0))
+            });
         }
     }
 }
 
-/// A product as the left operand of the next one, rounded to `E`.
-#[cube]
-pub fn held<E: HalfFloat>(acc: &CmmaAcc, #[comptime] plan: Plan) -> CmmaLeft<E> {
-    let mut cells = Sequence::<Matrix<E>>::new();
-    #[unroll]
-    for i in 0..comptime!(plan.rows / 16 * acc.cols / 16) {
-        let rounded = cmma::cast::<f32, E, cmma::Plane>(acc.cells.index(i));
-        cells.push(left_of::<E>(rounded));
-    }
-    CmmaLeft::<E> { cells }
+/// Matrices of a plane's rows by `cols` columns, row by row.
+const fn cells_of(cols: usize, plan: Plan) -> usize {
+    plan.rows / 16 * cols / 16
 }
 
 /// An accumulator as a left operand.
@@ -78,93 +257,15 @@ fn left_of<E: HalfFloat>(matrix: Matrix<E>) -> Matrix<E> {
     })
 }
 
-/// `acc += a·b`: `a` `[rows, block_n]`, `b` `[block_n, cols]`, `acc` `[rows, cols]`.
+/// `a = a ∘ b` or `a = a - b`, element by element.
 #[cube]
-pub fn accumulate<E: HalfFloat>(
-    acc: &mut CmmaAcc,
-    a: &CmmaLeft<E>,
-    b: &SharedTile<u32, Const<4>>,
-    #[comptime] right: Right,
-    #[comptime] plan: Plan,
-) {
-    if comptime!(right == Right::Finite) {
-        let cols = comptime!(acc.cols);
-        drop_non_finite(b, cols, comptime!(E::EXPONENT), plan);
-    }
-    let (k_tiles, n_tiles) = comptime!((plan.tile.block_n / 16, acc.cols / 16));
+fn combine(a: &mut CmmaAcc, b: &CmmaAcc, #[comptime] elements: Elements, #[comptime] plan: Plan) {
     #[unroll]
-    for k in 0..k_tiles {
-        #[unroll]
-        for n in 0..n_tiles {
-            let at = b.base + comptime!(16 * k * b.stride + 2 * n);
-            let block = operand::<E>(
-                &b.data,
-                at,
-                comptime!(4 * b.stride),
-                MatrixIdent::B,
-                MatrixLayout::RowMajor,
-            );
-            #[unroll]
-            for m in 0..comptime!(plan.rows / 16) {
-                let sum = acc.cells.index(comptime!(m * n_tiles + n));
-                cmma::execute(a.cells.index(comptime!(m * k_tiles + k)), &block, sum, sum);
-            }
-        }
-    }
-}
-
-/// A matrix `[rows, block_n]` with `values[first + i]` in each element of row `i` (`Side::Queries`) or of column
-/// `i` (`Side::Keys`). The values must be visible to the plane.
-#[cube]
-pub fn broadcast(
-    values: &Shared<[f32]>,
-    first: usize,
-    #[comptime] side: Side,
-    #[comptime] plan: Plan,
-) -> CmmaAcc {
-    let cols = comptime!(plan.tile.block_n);
-    let n_tiles = comptime!(cols / 16);
-    let layout = comptime!(match side {
-        Side::Queries => MatrixLayout::ColMajor,
-        Side::Keys => MatrixLayout::RowMajor,
-    });
-    let mut cells = Sequence::<Matrix<f32>>::new();
-    #[unroll]
-    for i in 0..comptime!(plan.rows / 16 * n_tiles) {
-        let at = comptime!(match side {
-            Side::Queries => i / n_tiles * 16,
-            Side::Keys => i % n_tiles * 16,
-        });
-        let mut matrix = accumulator();
-        let end = values.len();
-        // A stride of 0: each row, or column, is the same.
-        cmma::load_with_layout(&mut matrix, values.slice(first + at, end), 0u32, layout);
-        cells.push(matrix);
-    }
-    CmmaAcc { cells, cols }
-}
-
-/// `a = a ∘ b`, element by element.
-#[cube]
-pub fn multiply(a: &mut CmmaAcc, b: &CmmaAcc, #[comptime] plan: Plan) {
-    #[unroll]
-    for i in 0..comptime!(plan.rows / 16 * a.cols / 16) {
+    for i in 0..comptime!(cells_of(a.cols, plan)) {
         let (x, y) = (a.cells.index(i), b.cells.index(i));
-        // Makes way for the product of elements, which CubeCL has not.
+        // Makes way for what CubeCL has not.
         cmma::execute(x, y, x, x);
-        in_place_of_last(comptime!(Elements::Product));
-    }
-}
-
-/// `a -= b`.
-#[cube]
-pub fn subtract(a: &mut CmmaAcc, b: &CmmaAcc, #[comptime] plan: Plan) {
-    #[unroll]
-    for i in 0..comptime!(plan.rows / 16 * a.cols / 16) {
-        let (x, y) = (a.cells.index(i), b.cells.index(i));
-        // Makes way for the difference, which CubeCL has not.
-        cmma::execute(x, y, x, x);
-        in_place_of_last(comptime!(Elements::Difference));
+        in_place_of_last(elements);
     }
 }
 

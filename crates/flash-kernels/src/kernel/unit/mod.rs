@@ -18,6 +18,7 @@ pub mod wgmma_ops;
 pub mod words;
 
 pub use cmma::Cmma;
+pub use mapped::MappedUnit;
 pub use mma::Mma;
 pub use operand::{Operand, Tf32};
 pub use scalar::Scalar;

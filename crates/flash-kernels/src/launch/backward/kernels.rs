@@ -9,7 +9,7 @@ use crate::{
     kernel::{
         backward::{dkv, dkv_mapped, dq, dq_mapped},
         seq::Seq,
-        unit::{HalfFloat, MatrixUnit},
+        unit::{HalfFloat, MappedUnit, MatrixUnit},
     },
     plan::Plan,
 };
@@ -63,7 +63,7 @@ impl Launch for DqLaunch<'_> {
         Ok(())
     }
 
-    fn launch_mapped<L: Numeric, E: HalfFloat>(&self) -> Result<(), AttentionError> {
+    fn launch_mapped<U: MappedUnit, L: Numeric, E: Float>(&self) -> Result<(), AttentionError> {
         let Call {
             client,
             problem,
@@ -80,7 +80,7 @@ impl Launch for DqLaunch<'_> {
             [inputs.q, inputs.k, inputs.v, inputs.d_out].map(|view| bindable(client, view).arg());
         // SAFETY: every access of the kernel is guarded by the lengths given here.
         unsafe {
-            dq_mapped::dq_mapped::launch_unchecked::<L, E>(
+            dq_mapped::dq_mapped::launch_unchecked::<U, L, E>(
                 client,
                 count,
                 CubeDim::new_1d(self.plan.threads as u32),
@@ -173,7 +173,7 @@ impl Launch for DkvLaunch<'_> {
         Ok(())
     }
 
-    fn launch_mapped<L: Numeric, E: HalfFloat>(&self) -> Result<(), AttentionError> {
+    fn launch_mapped<U: MappedUnit, L: Numeric, E: Float>(&self) -> Result<(), AttentionError> {
         let Call {
             client,
             problem,
@@ -192,7 +192,7 @@ impl Launch for DkvLaunch<'_> {
         let len = dv_offset + self.dv.reach();
         // SAFETY: every access of the kernel is guarded by the lengths given here.
         unsafe {
-            dkv_mapped::dkv_mapped::launch_unchecked::<L, E>(
+            dkv_mapped::dkv_mapped::launch_unchecked::<U, L, E>(
                 client,
                 count,
                 CubeDim::new_1d(self.plan.threads as u32),
