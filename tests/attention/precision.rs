@@ -2,8 +2,9 @@
 //! than that.
 
 use burn_flash_attention::{AttentionPath, FlashOptions, Precision, UnitKind, flash_attention};
+use cubecl::client::Client;
 use flash_kernels::{
-    Causality as KernelCausality, DeviceClass, FloatKind, Masking, Pass, Plan,
+    Causality as KernelCausality, DeviceClass, FloatKind, Masking, Pass, Plan, TensorView,
     codegen::{self, Target},
     launch::forward_with,
     plan::Rounding,
@@ -121,6 +122,37 @@ fn composed_operations_claim_no_precision() {
     );
 }
 
+/// q, k and v of `Ask::new(FloatKind::F32, 64)`.
+fn zeros(client: &Client) -> [TensorView; 3] {
+    [[2, 4, 1024, 64]; 3].map(|shape| {
+        let bytes = vec![0; 4 * shape.iter().product::<usize>()];
+        TensorView::packed(client.create_from_slice(&bytes), shape)
+    })
+}
+
+/// What a kernel computes is its plan's: one for another pass, mask or head is refused by name.
+#[rstest]
+#[case("plan pass is Dq", |plan: &mut Plan| plan.pass = Pass::Dq)]
+#[case("plan causality is Causal", |plan: &mut Plan| plan.causality = KernelCausality::Causal)]
+#[case("plan masking is Dense", |plan: &mut Plan| plan.masking = Masking::Dense)]
+#[case("plan head_pad is 32", |plan: &mut Plan| plan.tile.head_pad = 32)]
+#[case("plan val_pad is 32", |plan: &mut Plan| plan.tile.val_pad = 32)]
+fn a_plan_for_something_else_is_refused(#[case] said: &str, #[case] change: fn(&mut Plan)) {
+    let Some(client) = runtime::client() else {
+        assert!(!runtime::has_kernels());
+        return;
+    };
+    let ask = Ask::new(FloatKind::F32, 64);
+    let mut plan = ask.plan(&DeviceClass::of(&client)).expect("a plan");
+    let problem = ask.problem().expect("they agree");
+    let [q, k, v] = zeros(&client);
+    let run = |plan: &Plan| forward_with(&client, &problem, plan, &q, &k, &v, None);
+    assert!(run(&plan).is_ok());
+    change(&mut plan);
+    let refusal = run(&plan).expect_err("another's").to_string();
+    assert!(refusal.contains(said), "{refusal}");
+}
+
 /// A plan that rounds is refused where the problem does not let it.
 #[test]
 fn a_plan_does_not_round_unasked() {
@@ -146,11 +178,7 @@ fn a_plan_does_not_round_unasked() {
         true => plan.plan(&device).expect("a plan"),
         false => rounding,
     };
-    let view = |shape: [usize; 4]| {
-        let bytes = vec![0; 4 * shape.iter().product::<usize>()];
-        flash_kernels::TensorView::packed(client.create_from_slice(&bytes), shape)
-    };
-    let [q, k, v] = [[2, 4, 1024, 64]; 3].map(view);
+    let [q, k, v] = zeros(&client);
     let run = |problem, plan: &Plan| forward_with(&client, problem, plan, &q, &k, &v, None);
     let refusal = run(&unasked, &wrong).expect_err("unasked");
     assert!(

@@ -4,7 +4,7 @@ use cubecl::{client::Client, prelude::*};
 use half::{bf16, f16};
 
 use super::{
-    ForwardOutput, MaskView, TensorView, address_type, alignment, check_precision, check_views,
+    ForwardOutput, MaskView, TensorView, address_type, alignment, check_plan, check_views,
     dispatch, empty, forward::class_for, grid, packed_alignment,
 };
 use crate::{
@@ -163,12 +163,15 @@ pub fn backward_with(
         ..
     } = inputs;
     check_views(problem, q, k, v, mask)?;
+    check_plan(&plans.dq, Pass::Dq, problem)?;
+    check_plan(&plans.dkv, Pass::Dkv, problem)?;
+    plans
+        .fused
+        .map_or(Ok(()), |plan| check_plan(&plan, Pass::Fused, problem))?;
     let device = class_for(client, problem, &[q, k, v, d_out]);
     plans.dq.check(&device)?;
     plans.dkv.check(&device)?;
     plans.fused.map_or(Ok(()), |plan| plan.check(&device))?;
-    check_precision(&plans.dq, problem)?;
-    check_precision(&plans.dkv, problem)?;
     check_outputs(problem, &inputs)?;
     let call = Call {
         client,

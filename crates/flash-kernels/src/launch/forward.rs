@@ -3,7 +3,7 @@
 use cubecl::{client::Client, prelude::*};
 
 use super::{
-    Launch, MaskView, TensorView, address_for, address_type, alignment, bindable, check_precision,
+    Launch, MaskView, TensorView, address_for, address_type, alignment, bindable, check_plan,
     check_views, dispatch, empty, grid, mask_arg, packed_alignment, split::Workspace,
 };
 use crate::{
@@ -95,8 +95,8 @@ pub fn forward_with(
     mask: Option<&MaskView>,
 ) -> Result<ForwardOutput, AttentionError> {
     check_views(problem, q, k, v, mask)?;
+    check_plan(plan, Pass::Forward, problem)?;
     plan.check(&class_for(client, problem, &[q, k, v]))?;
-    check_precision(plan, problem)?;
     let shape = &problem.shape;
     let output = ForwardOutput {
         out: empty(client, shape.out(), problem.dtype.bytes()),

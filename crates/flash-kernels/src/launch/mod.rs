@@ -11,7 +11,7 @@ use half::{bf16, f16};
 use crate::{
     AttentionError, AttentionProblem, FloatKind, Masking, Precision,
     kernel::unit::{self, Cmma, HalfFloat, MappedUnit, MatrixUnit, Mma, Tf32},
-    plan::{BOX_COLS, Plan, UnitKind},
+    plan::{BOX_COLS, Pass, Plan, UnitKind},
     select::{Alignment, DeviceClass, widest},
 };
 
@@ -155,6 +155,47 @@ trait Launch {
 
     /// Launches the overlapped kernel for tensors of `E`.
     fn launch_overlapped<E: HalfFloat>(&self) -> Result<(), AttentionError>;
+}
+
+/// Is `plan` for `pass` and for what `problem` asks? A kernel's sizes and masks are its plan's.
+fn check_plan(plan: &Plan, pass: Pass, problem: &AttentionProblem) -> Result<(), AttentionError> {
+    let shape = &problem.shape;
+    let differing = [
+        (
+            plan.pass != pass,
+            "plan pass",
+            format!("{:?}", plan.pass),
+            format!("{pass:?}"),
+        ),
+        (
+            plan.causality != problem.causality,
+            "plan causality",
+            format!("{:?}", plan.causality),
+            format!("{:?}, as the problem's", problem.causality),
+        ),
+        (
+            plan.masking != problem.masking,
+            "plan masking",
+            format!("{:?}", plan.masking),
+            format!("{:?}, as the problem's", problem.masking),
+        ),
+        (
+            plan.tile.head_pad < shape.head_dim,
+            "plan head_pad",
+            plan.tile.head_pad.to_string(),
+            format!("at least head_dim, {}", shape.head_dim),
+        ),
+        (
+            plan.tile.val_pad < shape.val_dim,
+            "plan val_pad",
+            plan.tile.val_pad.to_string(),
+            format!("at least val_dim, {}", shape.val_dim),
+        ),
+    ];
+    match differing.into_iter().find(|(differs, ..)| *differs) {
+        Some((_, argument, value, allowed)) => Err(AttentionError::new(argument, value, allowed)),
+        None => check_precision(plan, problem),
+    }
 }
 
 /// Does `plan` multiply as exactly as `problem` asks for, and by a unit that can? What is less exact is
