@@ -4,6 +4,7 @@ use flash_reference::Causality::{self, Causal, Full};
 use flash_reference::rounding::Dtype::{self, Bf16, F16, F32};
 use rstest::rstest;
 
+use crate::gradients::{gradients_on, random_d_out, weighted};
 use crate::problem::{Got, Problem};
 use crate::rng::Rng;
 use crate::runtime;
@@ -242,4 +243,36 @@ fn nan_in_future_keys(#[values(F32, F16, Bf16)] dtype: Dtype) {
     let clean = run(&problem);
     problem.k[140 * 64..].fill(f64::NAN);
     assert_eq!(run(&problem), clean, "rows 0 to 139");
+}
+
+/// Nor their gradients: those of earlier queries do not feel a later key, those of later keys do not feel an
+/// earlier query.
+#[rstest]
+fn nan_beyond_the_edge_of_a_gradient(
+    #[values(F32, F16, Bf16)] dtype: Dtype,
+    #[values(64, 128)] head_dim: usize,
+) {
+    let problem = Problem::random(dtype, dims(1, 1, 150, 150, head_dim)).causal();
+    if problem.is_refused() || !runtime::has_kernels() {
+        return;
+    }
+    let device = runtime::device().autodiff();
+    let run = |problem: &Problem| {
+        let d_out = random_d_out(problem);
+        gradients_on(&device, problem, weighted(problem, &d_out))
+    };
+    let [dq, dk, dv] = run(&problem);
+    let mut later_key = problem.clone();
+    later_key.k[140 * head_dim..141 * head_dim].fill(f64::NAN);
+    let felt = run(&later_key);
+    let earlier = 140 * head_dim;
+    assert_eq!(felt[0][..earlier], dq[..earlier], "dQ of rows 0 to 139");
+    assert!(felt[0][earlier..].iter().all(|x| x.is_nan()));
+    let mut earlier_query = problem.clone();
+    earlier_query.q[20 * head_dim..21 * head_dim].fill(f64::NAN);
+    let felt = run(&earlier_query);
+    let later = 21 * head_dim;
+    assert_eq!(felt[1][later..], dk[later..], "dK of rows 21 on");
+    assert_eq!(felt[2][later..], dv[later..], "dV of rows 21 on");
+    assert!(felt[1][..later].iter().all(|x| x.is_nan()));
 }
