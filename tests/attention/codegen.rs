@@ -23,7 +23,7 @@ use plans::{AMPERE, Ask, HOPPER, VULKAN, WEBGPU, WGSL, WGSL_PLANES};
 use spirv::{SpirvVal, op};
 
 /// Every plan that devices like `device`, but with less shared memory or fewer units, get.
-fn every_plan(ask: &Ask, device: &DeviceClass) -> Vec<(DeviceClass, Plan)> {
+pub fn every_plan(ask: &Ask, device: &DeviceClass) -> Vec<(DeviceClass, Plan)> {
     let mut found: Vec<(DeviceClass, Plan)> = Vec::new();
     for max_threads in [256, 128, 64, 32, 8] {
         for kilobytes in (4..=256).rev() {
@@ -43,7 +43,7 @@ fn every_plan(ask: &Ask, device: &DeviceClass) -> Vec<(DeviceClass, Plan)> {
 }
 
 /// The rows of the table that `plans` are made of.
-fn rows(plans: &[(DeviceClass, Plan)], unit: UnitKind) -> usize {
+pub fn rows(plans: &[(DeviceClass, Plan)], unit: UnitKind) -> usize {
     let plans = plans.iter().filter(|(_, plan)| plan.unit == unit);
     let rows = plans.map(|(_, plan)| {
         let tile = plan.tile;

@@ -2,7 +2,7 @@
 
 use flash_kernels::{
     DeviceClass, FloatKind, Pass, Plan,
-    plan::{QueryOperand, ValueBuffer},
+    plan::{CopyKind, QueryOperand, ValueBuffer},
 };
 use rstest::rstest;
 
@@ -11,7 +11,7 @@ use crate::codegen::plans::{Ask, HOPPER, VULKAN};
 /// Memory is lent by matrices that are in registers, to tiles of their own.
 #[rstest]
 #[case::reread(HOPPER, Pass::Dq, |plan: &mut Plan| plan.queries = QueryOperand::Lent)]
-#[case::in_registers(HOPPER, Pass::Forward, |plan: &mut Plan| plan.queries = QueryOperand::Lent)]
+#[case::in_two_stages(VULKAN, Pass::Forward, |plan: &mut Plan| plan.copy = CopyKind::Async)]
 #[case::in_one_buffer(VULKAN, Pass::Dkv, |plan: &mut Plan| plan.values = ValueBuffer::OfKeys)]
 fn what_cannot_be_lent_is_refused_by_name(
     #[case] device: DeviceClass,
@@ -35,26 +35,30 @@ fn what_cannot_be_lent_is_refused_by_name(
     assert!(refusal.contains("query operand is Lent"), "{refusal}");
 }
 
-/// Lent memory counts once: for the tile of an operand, or for both walked tiles.
+/// Lent memory counts once: for the larger of the operands that come by it, or for both walked tiles.
 #[rstest]
-#[case(Pass::Forward, 64 * 136 * 2)]
-#[case(Pass::Dq, 64 * 136 * 2)]
-#[case(Pass::Dkv, 64 * 136 * 2)]
-fn lent_memory_is_no_more_than_the_larger_of_two(#[case] pass: Pass, #[case] place: usize) {
+#[case::only_q(Pass::Forward, 64, 128, 32 * (72 + 136))]
+#[case::only_q_but_wide(Pass::Forward, 128, 64, 64 * 136)]
+#[case::values_are_wider(Pass::Dq, 64, 128, 64 * 136)]
+#[case::keys_are_wider(Pass::Dkv, 128, 64, 64 * 136)]
+#[case::as_wide(Pass::Dkv, 128, 128, 64 * 136)]
+fn lent_memory_is_no_more_than_the_larger_of_two(
+    #[case] pass: Pass,
+    #[case] head_dim: usize,
+    #[case] val_dim: usize,
+    #[case] place: usize,
+) {
     let ask = Ask {
         pass,
-        ..Ask::new(FloatKind::F16, 128)
+        val_dim,
+        ..Ask::new(FloatKind::F16, head_dim)
     };
     let lent = ask.plan(&VULKAN).expect("a plan");
     assert_eq!((lent.queries, lent.tile.block_m), (QueryOperand::Lent, 64));
-    let visible = 4 * lent.scratch_len();
-    let pairs = 8 * lent.stats_len();
-    assert_eq!(lent.shared_bytes(), place + visible + pairs);
+    let besides = |plan: &Plan| 4 * plan.scratch_len() + 8 * plan.stats_len();
+    assert_eq!(lent.shared_bytes(), 2 * place + besides(&lent));
     let mut wide = lent;
     wide.tile.block_n = 64;
-    let walked = 2 * 64 * 136 * 2;
-    assert_eq!(
-        wide.shared_bytes(),
-        walked + 4 * wide.scratch_len() + 8 * wide.stats_len()
-    );
+    let walked = 64 * (head_dim + 8 + val_dim + 8);
+    assert_eq!(wide.shared_bytes(), 2 * walked + besides(&wide));
 }

@@ -368,8 +368,8 @@ mod tests {
                 })
             };
             let (limit, wrong) = match expectation.bound {
-                AtMost(of) => (of(&plan), of(&plan) + 1),
-                AtLeast(of) | Exactly(of) => (of(&plan), of(&plan) - 1),
+                AtMost(of) | Exactly(of) => (of(&plan), of(&plan) + 1),
+                AtLeast(of) => (of(&plan), of(&plan) - 1),
             };
             assert_eq!(violation(Some(limit)), None);
             let said = violation(Some(wrong)).unwrap();

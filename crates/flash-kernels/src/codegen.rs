@@ -67,6 +67,9 @@ pub fn kernel(target: Target, plan: &Plan, dtype: FloatKind) -> Result<Source, S
         (UnitKind::Scalar, FloatKind::F16) => generate::<Scalar, f16, f16>(target, plan),
         (UnitKind::Scalar, FloatKind::Bf16) => generate::<Scalar, bf16, bf16>(target, plan),
         (UnitKind::Cmma, FloatKind::F16) => cmma::<f16>(target, plan),
+        (UnitKind::Cmma, FloatKind::Bf16) if plan.is_mapped() => {
+            Err("functions of elements do not round to bf16".to_owned())
+        }
         (UnitKind::Cmma, FloatKind::Bf16) => cmma::<bf16>(target, plan),
         (UnitKind::Mma, FloatKind::F16) => generate::<Mma<f16>, f16, f16>(target, plan),
         (UnitKind::Mma, FloatKind::Bf16) => generate::<Mma<bf16>, bf16, bf16>(target, plan),

@@ -111,7 +111,7 @@ fn isa(device: &DeviceProperties) -> Isa {
 /// VK_NV_cooperative_matrix2, and sums of f16, by which products are rounded.
 ///
 /// CubeCL reports matrices of a whole cube where it has found that extension. It does not tell whether
-/// functions of elements and changes of a matrix's use came with them; NVIDIA's drivers have all or none.
+/// functions of elements and changes of a matrix's use came with them; one driver of NVIDIA's was seen to have all.
 fn has_matrix_functions(device: &DeviceProperties) -> bool {
     let f16 = ElemType::Float(CubeFloat::F16);
     has_cmma(device, f16, f16) && !device.features.matmul.cube_mma.is_empty()

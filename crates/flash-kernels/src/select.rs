@@ -241,7 +241,7 @@ fn suits(row: &Row, device: &DeviceClass, problem: &AttentionProblem, align: Ali
             half && device.wgmma && align.0 >= 8 && shape.seqlen_q.min(shape.seqlen_k) > 0
         }
     };
-    // Products of bf16 cannot be rounded to bf16 where they are: no device has such accumulators.
+    // Products are rounded where they are only to what the device has sums of: f16, as far as seen.
     let rounds = row.isa != Isa::Mapped || problem.dtype == FloatKind::F16;
     let isa = row.isa == Isa::Portable || row.isa == device.isa;
     let sizes = shape.head_dim.max(shape.val_dim) <= row.max_dim;
@@ -259,6 +259,7 @@ fn copy_kind(row: &Row, whole: bool) -> CopyKind {
         Isa::Ptx if whole => CopyKind::Async,
         // The sums of dk and dv leave no registers to carry the next tiles in.
         _ if row.pass == Pass::Dkv && row.max_dim > 64 => CopyKind::Vector,
+        // Nor do those of more than 128 columns.
         _ if row.unit == UnitKind::Cmma && row.max_dim <= 128 => CopyKind::Ahead,
         _ => CopyKind::Vector,
     }

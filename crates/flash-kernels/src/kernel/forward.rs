@@ -59,8 +59,8 @@ pub fn forward<U: MatrixUnit, L: Numeric, E: Float, M: Int, W: Size, O: Size>(
         let mut scratch = U::scratch(plan);
         let (head_pad, val_pad) = comptime!((plan.tile.head_pad, plan.tile.val_pad));
         let queries = Owned::<U>::new(q_rows, seq.start, head_pad, plan);
-        let place = queries.place();
-        let mut pipeline = Pipeline::<U>::new(&place, k_rows, v_rows, head_pad, val_pad, plan);
+        let lent = queries.place();
+        let mut pipeline = Pipeline::<U>::new(&lent, k_rows, v_rows, head_pad, val_pad, plan);
         let a = pipeline.start_behind(&queries, q, k, v, range.begin, plan);
         let folded = folded_scale(scale_log2, plan);
         let mut softmax = OnlineSoftmax::new(folded, U::frag_rows(plan), comptime!(plan.isa));

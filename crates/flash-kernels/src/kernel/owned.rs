@@ -64,7 +64,7 @@ impl<U: MatrixUnit> Owned<U> {
         self.tile.data.clone()
     }
 
-    /// Sends the rows of `src` on their way. Visible after `own_wait`.
+    /// Sends the rows `[block_m, cols]` of `src` on their way, zeros past their end. Visible after `own_wait`.
     pub fn send<L: Numeric, W: Size>(&self, src: &Tensor<Vector<L, W>>, #[comptime] plan: Plan) {
         let mut tile = self.tile.clone();
         let (block_m, cols) = comptime!((plan.tile.block_m, self.cols));
@@ -74,12 +74,12 @@ impl<U: MatrixUnit> Owned<U> {
         }
     }
 
-    /// The left operand. The tile must be visible.
+    /// The left operand `[block_m, cols]`. The tile must be visible.
     pub fn left(&self, #[comptime] plan: Plan) -> U::Left {
         U::left(&self.tile, comptime!(self.cols), plan)
     }
 
-    /// The left operand by way of a tile that is lent: no unit reads it on return.
+    /// The left operand `[block_m, cols]` by way of a tile that is lent: no unit reads it on return.
     pub fn taken<L: Numeric, W: Size>(
         &self,
         src: &Tensor<Vector<L, W>>,

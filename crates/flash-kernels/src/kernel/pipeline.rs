@@ -147,7 +147,8 @@ impl<U: MatrixUnit> Pipeline<U> {
         }
     }
 
-    /// Sends off the tiles of `step`, the first one, and returns what is `owned` of `src` as a left operand.
+    /// Sends off the tiles of `step`, the first one, and returns what is `owned` of `src` as a left
+    /// operand `[block_m, cols]`.
     /// If its place is lent, the operand goes before; else they may travel together.
     pub fn start_behind<L: Numeric, W: Size>(
         &self,

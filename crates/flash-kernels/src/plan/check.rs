@@ -1,6 +1,6 @@
 //! What a plan needs of a device.
 
-use super::{Isa, Pass, Plan, Reduction, Rounding, UnitKind, ValueBuffer};
+use super::{CopyKind, Isa, Pass, Plan, Reduction, Rounding, UnitKind, ValueBuffer};
 use crate::{AttentionError, DeviceClass, Masking, Precision};
 
 impl Plan {
@@ -138,14 +138,19 @@ impl Plan {
 
     /// Memory is lent by operands that only come through it, to tiles of their own.
     fn check_lent(&self) -> Result<(), AttentionError> {
-        let can_lend = self.unit == UnitKind::Cmma && self.values == ValueBuffer::Own;
+        let can_lend = self.unit == UnitKind::Cmma
+            && self.values == ValueBuffer::Own
+            && matches!(self.copy, CopyKind::Vector | CopyKind::Ahead);
         if !self.lends() || can_lend {
             return Ok(());
         }
         Err(AttentionError::new(
             "query operand",
-            format!("Lent by {:?}, values {:?}", self.unit, self.values),
-            "Lent by Cmma, whose matrices are loaded once, to two walked tiles, each its own",
+            format!(
+                "Lent by {:?}, values {:?}, copies {:?}",
+                self.unit, self.values, self.copy
+            ),
+            "Lent by Cmma, whose matrices are loaded once, to two walked tiles, each its own, in one stage",
         ))
     }
 }

@@ -13,7 +13,7 @@ pub enum UnitKind {
     Wgmma,
 }
 
-/// Instructions a kernel may use beyond CubeCL's own.
+/// Instructions a kernel may use beyond those of every device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Isa {
     /// None: the kernel must compile for every runtime.

@@ -67,7 +67,8 @@ impl Plan {
         if self.is_divided() { self.stages() } else { 2 }
     }
 
-    /// (log-sum-exp, delta) pairs of the walked queries in shared memory.
+    /// (log-sum-exp, delta) pairs of the walked queries in shared memory; of the owned ones in dq by
+    /// functions of elements.
     pub const fn stats_len(&self) -> usize {
         self.stats_in(self.stats_stages())
     }

@@ -59,8 +59,8 @@ pub fn dkv<U: MatrixUnit, L: Numeric, E: Float, M: Int, W: Size, O: Size>(
         let pairs = Shared::<[Vector<f32, Const<2>>]>::new_slice(comptime!(plan.stats_len()));
         let q_rows = Rows::of(q, seq.batch, seq.head * group);
         let o_rows = Rows::of(d_out, seq.batch, seq.head * group);
-        let place = keys.place();
-        let stages = Pipeline::<U>::new(&place, q_rows, o_rows, head_pad, val_pad, plan);
+        let lent = keys.place();
+        let stages = Pipeline::<U>::new(&lent, q_rows, o_rows, head_pad, val_pad, plan);
         let (a, b) = if comptime!(plan.lends()) {
             (keys.taken(k, plan), values.taken(v, plan))
         } else {

@@ -16,8 +16,7 @@ use crate::{
     plan::Plan,
 };
 
-/// As `super::dkv::dkv`, whose shapes and owners these are. Nothing but what is walked lies in shared
-/// memory between two steps.
+/// As `super::dkv::dkv`, whose shapes and owners these are. Products stay where they are.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub fn dkv_mapped<U: MappedUnit, L: Numeric, E: Float, M: Int, W: Size, O: Size>(
     q: &Tensor<Vector<L, W>>,
@@ -50,8 +49,8 @@ pub fn dkv_mapped<U: MappedUnit, L: Numeric, E: Float, M: Int, W: Size, O: Size>
         let statistics = Statistics::new(plan);
         let q_rows = Rows::of(q, seq.batch, seq.head * group);
         let o_rows = Rows::of(d_out, seq.batch, seq.head * group);
-        let place = keys.place();
-        let stages = Pipeline::<U>::new(&place, q_rows, o_rows, head_pad, val_pad, plan);
+        let lent = keys.place();
+        let stages = Pipeline::<U>::new(&lent, q_rows, o_rows, head_pad, val_pad, plan);
         let mut dk = U::zero(head_pad, plan);
         let mut dv = U::zero(val_pad, plan);
         for member in 0..group {

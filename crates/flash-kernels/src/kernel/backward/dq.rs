@@ -56,8 +56,8 @@ pub fn dq<U: MatrixUnit, L: Numeric, E: Float, M: Int, W: Size, O: Size>(
         let mut scratch = U::scratch(plan);
         let queries = Owned::<U>::new(q_rows, seq.start, head_pad, plan);
         let d_outs = queries.beside(o_rows, val_pad, plan);
-        let place = queries.place();
-        let mut pipeline = Pipeline::<U>::new(&place, v_rows, k_rows, val_pad, head_pad, plan);
+        let lent = queries.place();
+        let mut pipeline = Pipeline::<U>::new(&lent, v_rows, k_rows, val_pad, head_pad, plan);
         let (a, b) =
             pipeline.start_behind_two(&queries, &d_outs, q, d_out, v, k, range.begin, plan);
         let line = (seq.batch * q.shape(1) + seq.head) * q.shape(2);

@@ -16,8 +16,8 @@ use crate::{
     plan::Plan,
 };
 
-/// As `super::dq::dq`, whose shapes and owners these are. Besides what is walked, the statistics of the
-/// owned queries lie in shared memory.
+/// As `super::dq::dq`, whose shapes and owners these are. Products stay where they are; the statistics
+/// of the owned queries lie in shared memory.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub fn dq_mapped<U: MappedUnit, L: Numeric, E: Float, M: Int, W: Size, O: Size>(
     q: &Tensor<Vector<L, W>>,
@@ -53,8 +53,8 @@ pub fn dq_mapped<U: MappedUnit, L: Numeric, E: Float, M: Int, W: Size, O: Size>(
         let queries = Owned::<U>::new(q_rows, seq.start, head_pad, plan);
         let d_outs = queries.beside(o_rows, val_pad, plan);
         let (a, b) = (queries.taken(q, plan), d_outs.taken(d_out, plan));
-        let place = queries.place();
-        let mut pipeline = Pipeline::<U>::new(&place, v_rows, k_rows, val_pad, head_pad, plan);
+        let lent = queries.place();
+        let mut pipeline = Pipeline::<U>::new(&lent, v_rows, k_rows, val_pad, head_pad, plan);
         let statistics = Statistics::new(plan);
         let line = (seq.batch * q.shape(1) + seq.head) * q.shape(2);
         let block_m = comptime!(plan.tile.block_m);

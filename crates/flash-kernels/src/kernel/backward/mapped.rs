@@ -20,8 +20,9 @@ impl Statistics {
     /// Room for `plan.stats_len()` queries.
     pub fn new(#[comptime] plan: Plan) -> Statistics {
         Statistics {
-            lse: Shared::<[f32]>::new_slice(comptime!(plan.stats_len())),
-            minus_delta: Shared::<[f32]>::new_slice(comptime!(plan.stats_len())),
+            // Matrices are loaded from here, for which Vulkan wants multiples of 16 bytes.
+            lse: Shared::<[f32]>::new_aligned_slice(comptime!(plan.stats_len()), 16usize),
+            minus_delta: Shared::<[f32]>::new_aligned_slice(comptime!(plan.stats_len()), 16usize),
         }
     }
 
@@ -55,7 +56,8 @@ impl Statistics {
         }
     }
 
-    /// `s = exp2(c·s - lse)` of the queries from place `at` on: `score::probability` of each element.
+    /// `s = exp2(c·s - lse)` of the queries from place `at` on, `score::probability` of each element: `s`
+    /// `[block_m, block_n]`, `side` says which of them are the queries.
     pub fn probabilities<U: MappedUnit>(
         &self,
         s: &mut U::Acc,
@@ -69,7 +71,7 @@ impl Statistics {
         U::exp2(s, plan);
     }
 
-    /// `-delta` of each pair, to which `dp` is added.
+    /// `-delta` of each pair, to which `dp` is added: `[block_m, block_n]`.
     pub fn start<U: MappedUnit>(
         &self,
         at: u32,

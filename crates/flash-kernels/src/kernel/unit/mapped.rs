@@ -55,7 +55,7 @@ pub trait MappedUnit: MatrixUnit {
         #[comptime] plan: Plan,
     );
 
-    /// A product as a left operand, rounded to the element type.
+    /// A product `[block_m, block_n]` as a left operand, rounded to the element type.
     fn held(product: &Self::Acc, #[comptime] plan: Plan) -> Self::Left;
 
     /// `[block_m, block_n]` with a value of each query in all that belongs to the query: in row `r`
@@ -68,7 +68,7 @@ pub trait MappedUnit: MatrixUnit {
         #[comptime] plan: Plan,
     ) -> Self::Acc;
 
-    /// `a = a ∘ b`, element by element.
+    /// `a = a ∘ b`, element by element: here and below all are `[block_m, block_n]`.
     fn multiply(a: &mut Self::Acc, b: &Self::Acc, #[comptime] plan: Plan);
     /// `a -= b`.
     fn subtract(a: &mut Self::Acc, b: &Self::Acc, #[comptime] plan: Plan);

@@ -21,8 +21,8 @@ pub struct CmmaFrag {
     pub groups: usize,
 }
 
-/// Visible scores `[block_m, block_n]`, the bits of f32; then, in the same rows, probabilities as
-/// words of two.
+/// Visible scores `[block_m, plan.visible_cols()]`, the bits of f32; then, in the same rows, probabilities
+/// as words of two.
 #[derive(CubeType)]
 pub struct CmmaScratch {
     pub words: Shared<[Vector<u32, Const<4>>]>,
