@@ -11,11 +11,7 @@ use std::sync::Arc;
 use cubecl::{
     Compiler, VulkanCompilationOptions, WgpuCompilationOptions,
     frontend::TensorMetaCompilationArg,
-    ir::{
-        DeviceIdentity, DeviceProperties, ElemType, FloatKind as CubeFloat, HardwareProperties,
-        MemoryDeviceProperties, UIntKind,
-        features::{Features, MmaConfig},
-    },
+    ir::{ElemType, UIntKind},
     prelude::*,
 };
 use cubecl_cpp::{
@@ -27,14 +23,16 @@ use half::{bf16, f16};
 use crate::{
     FloatKind, Isa, Masking, Pass, Plan, UnitKind,
     kernel::{
-        backward::{delta, dkv, dq},
+        backward::{delta, dkv, dkv_mapped, dq, dq_mapped},
         combine, forward,
-        unit::{Cmma, HalfFloat, MatrixUnit, Mma, Scalar, Tf32},
+        unit::{Cmma, HalfFloat, MappedUnit, MatrixUnit, Mma, Scalar, Tf32},
     },
 };
 
-mod mapped;
 mod overlapped;
+mod properties;
+
+use properties::properties;
 
 /// A compiler and what it is told of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,8 +188,8 @@ fn tensor() -> TensorCompilationArg {
 fn cmma<E: HalfFloat>(target: Target, plan: &Plan) -> Result<Source, String> {
     if plan.is_mapped() {
         return match plan.loads_words() {
-            true => mapped::generate::<Cmma<E>, u32, E>(target, plan),
-            false => mapped::generate::<Cmma<E>, E, E>(target, plan),
+            true => mapped::<Cmma<E>, u32, E>(target, plan),
+            false => mapped::<Cmma<E>, E, E>(target, plan),
         };
     }
     if plan.loads_words() {
@@ -201,19 +199,68 @@ fn cmma<E: HalfFloat>(target: Target, plan: &Plan) -> Result<Source, String> {
     }
 }
 
+/// A kernel of dq for `$plan`: all take the same arguments.
+macro_rules! dq_kernel {
+    ($kernel:ty, $target:expr, $plan:expr) => {
+        <$kernel>::new(
+            settings($plan.threads),
+            properties($target),
+            Arc::new(TargetProperties::default()),
+            tensor(),
+            tensor(),
+            tensor(),
+            tensor(),
+            buffer(),
+            mask($plan),
+            tensor(),
+            Default::default(),
+            Default::default(),
+            Default::default(),
+            $plan.load_components(),
+            $plan.store_width,
+            *$plan,
+            ElemType::UInt(UIntKind::U32),
+        )
+        .define()
+    };
+}
+
+/// A kernel of dk and dv for `$plan`: all take the same arguments.
+macro_rules! dkv_kernel {
+    ($kernel:ty, $target:expr, $plan:expr) => {
+        <$kernel>::new(
+            settings($plan.threads),
+            properties($target),
+            Arc::new(TargetProperties::default()),
+            tensor(),
+            tensor(),
+            tensor(),
+            tensor(),
+            buffer(),
+            mask($plan),
+            buffer(),
+            Default::default(),
+            Default::default(),
+            Default::default(),
+            Default::default(),
+            $plan.load_components(),
+            $plan.store_width,
+            *$plan,
+            ElemType::UInt(UIntKind::U32),
+        )
+        .define()
+    };
+}
+
 fn generate<U: MatrixUnit, L: Numeric, E: Float>(
     target: Target,
     plan: &Plan,
 ) -> Result<Source, String> {
-    let settings = settings(plan.threads);
-    let device = properties(target);
-    let target_properties = Arc::new(TargetProperties::default());
-    let mask_type = ElemType::UInt(UIntKind::U32);
     let kernel = match plan.pass {
         Pass::Forward => forward::forward::Forward::<U, L, E>::new(
-            settings,
-            device,
-            target_properties,
+            settings(plan.threads),
+            properties(target),
+            Arc::new(TargetProperties::default()),
             tensor(),
             tensor(),
             tensor(),
@@ -226,51 +273,25 @@ fn generate<U: MatrixUnit, L: Numeric, E: Float>(
             plan.load_components(),
             plan.store_width,
             plan.compiled(),
-            mask_type,
+            ElemType::UInt(UIntKind::U32),
         )
         .define(),
-        Pass::Dq => dq::dq::Dq::<U, L, E>::new(
-            settings,
-            device,
-            target_properties,
-            tensor(),
-            tensor(),
-            tensor(),
-            tensor(),
-            buffer(),
-            mask(plan),
-            tensor(),
-            Default::default(),
-            Default::default(),
-            Default::default(),
-            plan.load_components(),
-            plan.store_width,
-            *plan,
-            mask_type,
-        )
-        .define(),
-        Pass::Dkv => dkv::dkv::Dkv::<U, L, E>::new(
-            settings,
-            device,
-            target_properties,
-            tensor(),
-            tensor(),
-            tensor(),
-            tensor(),
-            buffer(),
-            mask(plan),
-            buffer(),
-            Default::default(),
-            Default::default(),
-            Default::default(),
-            Default::default(),
-            plan.load_components(),
-            plan.store_width,
-            *plan,
-            mask_type,
-        )
-        .define(),
+        Pass::Dq => dq_kernel!(dq::dq::Dq::<U, L, E>, target, plan),
+        Pass::Dkv => dkv_kernel!(dkv::dkv::Dkv::<U, L, E>, target, plan),
         Pass::Fused => return Err(format!("{:?} has no fused gradient", plan.unit)),
+    };
+    compile(target, kernel)
+}
+
+/// The gradient of `plan` whose products stay where they are.
+fn mapped<U: MappedUnit, L: Numeric, E: Float>(
+    target: Target,
+    plan: &Plan,
+) -> Result<Source, String> {
+    let kernel = match plan.pass {
+        Pass::Dq => dq_kernel!(dq_mapped::dq_mapped::DqMapped::<U, L, E>, target, plan),
+        Pass::Dkv => dkv_kernel!(dkv_mapped::dkv_mapped::DkvMapped::<U, L, E>, target, plan),
+        Pass::Forward | Pass::Fused => return Err(format!("{:?} is not mapped", plan.pass)),
     };
     compile(target, kernel)
 }
@@ -328,54 +349,4 @@ fn compile(target: Target, kernel: KernelDefinition) -> Result<Source, String> {
             })
         }
     }
-}
-
-/// A device with what the target's large devices have.
-fn properties(target: Target) -> Arc<DeviceProperties> {
-    let (fingerprint, shared, vector) = match target {
-        Target::Cuda => ("ptx_sm90", 232_448, VectorSize::MAX),
-        Target::Wgsl | Target::Spirv => ("offline", 49_152, 4),
-    };
-    let hardware = HardwareProperties {
-        load_width: 128,
-        vector_register_count: None,
-        plane_size_min: 32,
-        plane_size_max: 32,
-        max_bindings: 32,
-        max_shared_memory_size: shared,
-        max_cube_count: (u32::MAX, u16::MAX as u32, u16::MAX as u32),
-        max_units_per_cube: 1024,
-        max_cube_dim: (1024, 1024, 64),
-        num_streaming_multiprocessors: None,
-        num_tensor_cores: None,
-        min_tensor_cores_dim: None,
-        num_cpu_cores: None,
-        last_level_cache_size: None,
-        max_vector_size: vector,
-        cube_mma_reserved_shared_memory: 0,
-    };
-    let identity = DeviceIdentity {
-        name: "offline".into(),
-        fingerprint: fingerprint.into(),
-        physical: None,
-    };
-    let mut features = Features::default();
-    let [f16, bf16, f32] = [CubeFloat::F16, CubeFloat::BF16, CubeFloat::F32].map(ElemType::Float);
-    for (element, sum) in [(f16, f32), (bf16, f32), (f16, f16)] {
-        features.matmul.cmma.insert(MmaConfig {
-            a_type: element,
-            b_type: element,
-            cd_type: sum,
-            m: 16,
-            n: 16,
-            k: 16,
-        });
-    }
-    Arc::new(DeviceProperties::new(
-        features,
-        MemoryDeviceProperties::new(u64::MAX, 256),
-        hardware,
-        cubecl::profile::TimingMethod::Device,
-        identity,
-    ))
 }

@@ -8,15 +8,16 @@
 use core::marker::PhantomData;
 
 use cubecl::{
-    cmma::{self, Matrix, MatrixIdent, MatrixLayout},
+    cmma::{Matrix, MatrixIdent, MatrixLayout},
     prelude::*,
 };
 
 use super::{
     MatrixUnit, Right,
     visible::{
-        CmmaAcc, CmmaFrag, CmmaLeft, CmmaScratch, accumulator, hold_words, lane, lane_row,
-        lane_rows, operand, part_width, plane_row, score_at, show, show_part, take_part, visible,
+        CmmaAcc, CmmaFrag, CmmaLeft, CmmaScratch, accumulator, add_column, add_depth, hold_words,
+        lane, lane_row, lane_rows, operand, part_width, plane_row, score_at, show, show_part,
+        take_part, visible,
     },
     words::{HalfFloat, drop_non_finite, stage_words},
 };
@@ -86,7 +87,6 @@ impl<E: HalfFloat> MatrixUnit for Cmma<E> {
         #[comptime] depth: usize,
         #[comptime] plan: Plan,
     ) -> CmmaFrag {
-        let k_tiles = comptime!(depth / 16);
         #[unroll]
         for n in 0..comptime!(plan.tile.block_n / 16) {
             let mut sums = Sequence::<Matrix<f32>>::new();
@@ -94,22 +94,7 @@ impl<E: HalfFloat> MatrixUnit for Cmma<E> {
             for _m in 0..comptime!(plan.rows / 16) {
                 sums.push(accumulator());
             }
-            #[unroll]
-            for k in 0..k_tiles {
-                let at = b.base + comptime!(16 * n * b.stride + 2 * k);
-                let right = operand::<E>(
-                    &b.data,
-                    at,
-                    comptime!(4 * b.stride),
-                    MatrixIdent::B,
-                    MatrixLayout::ColMajor,
-                );
-                #[unroll]
-                for m in 0..comptime!(plan.rows / 16) {
-                    let sum = sums.index(m);
-                    cmma::execute(a.cells.index(comptime!(m * k_tiles + k)), &right, sum, sum);
-                }
-            }
+            add_column::<E>(&sums, a, b, n, depth, plan);
             #[unroll]
             for m in 0..comptime!(plan.rows / 16) {
                 show(
@@ -159,7 +144,6 @@ impl<E: HalfFloat> MatrixUnit for Cmma<E> {
             let cols = comptime!(acc.cols);
             drop_non_finite(b, cols, comptime!(E::EXPONENT), plan);
         }
-        let n_tiles = comptime!(acc.cols / 16);
         let stride = comptime!(plan.score_stride() / 4);
         let first = plane_row(plan) as usize * comptime!(stride);
         #[unroll]
@@ -176,22 +160,7 @@ impl<E: HalfFloat> MatrixUnit for Cmma<E> {
                     MatrixLayout::RowMajor,
                 ));
             }
-            #[unroll]
-            for n in 0..n_tiles {
-                let at = b.base + comptime!(16 * k * b.stride + 2 * n);
-                let block = operand::<E>(
-                    &b.data,
-                    at,
-                    comptime!(4 * b.stride),
-                    MatrixIdent::B,
-                    MatrixLayout::RowMajor,
-                );
-                #[unroll]
-                for m in 0..comptime!(plan.rows / 16) {
-                    let sum = acc.cells.index(comptime!(m * n_tiles + n));
-                    cmma::execute(left.index(m), &block, sum, sum);
-                }
-            }
+            add_depth::<E>(acc, &left, b, k, plan);
         }
     }
 

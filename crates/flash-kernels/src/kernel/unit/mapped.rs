@@ -21,7 +21,7 @@ use pliron::{
 
 use super::{
     Cmma, MatrixUnit, Right,
-    visible::{CmmaAcc, CmmaLeft, accumulator, operand, plane_row},
+    visible::{CmmaAcc, CmmaLeft, accumulator, add_column, add_depth, plane_row},
     words::{HalfFloat, drop_non_finite},
 };
 use crate::{
@@ -97,25 +97,11 @@ impl<E: HalfFloat> MappedUnit for Cmma<E> {
         #[comptime] depth: usize,
         #[comptime] plan: Plan,
     ) {
-        let (k_tiles, n_tiles) = comptime!((depth / 16, plan.tile.block_n / 16));
+        let n_tiles = comptime!(plan.tile.block_n / 16);
         #[unroll]
         for n in 0..n_tiles {
-            #[unroll]
-            for k in 0..k_tiles {
-                let at = b.base + comptime!(16 * n * b.stride + 2 * k);
-                let right = operand::<E>(
-                    &b.data,
-                    at,
-                    comptime!(4 * b.stride),
-                    MatrixIdent::B,
-                    MatrixLayout::ColMajor,
-                );
-                #[unroll]
-                for m in 0..comptime!(plan.rows / 16) {
-                    let sum = acc.cells.index(comptime!(m * n_tiles + n));
-                    cmma::execute(a.cells.index(comptime!(m * k_tiles + k)), &right, sum, sum);
-                }
-            }
+            let sums = every::<f32>(&acc.cells, n, n_tiles, plan);
+            add_column::<E>(&sums, a, b, n, depth, plan);
         }
     }
 
@@ -130,25 +116,11 @@ impl<E: HalfFloat> MappedUnit for Cmma<E> {
             let cols = comptime!(acc.cols);
             drop_non_finite(b, cols, comptime!(E::EXPONENT), plan);
         }
-        let (k_tiles, n_tiles) = comptime!((plan.tile.block_n / 16, acc.cols / 16));
+        let k_tiles = comptime!(plan.tile.block_n / 16);
         #[unroll]
         for k in 0..k_tiles {
-            #[unroll]
-            for n in 0..n_tiles {
-                let at = b.base + comptime!(16 * k * b.stride + 2 * n);
-                let block = operand::<E>(
-                    &b.data,
-                    at,
-                    comptime!(4 * b.stride),
-                    MatrixIdent::B,
-                    MatrixLayout::RowMajor,
-                );
-                #[unroll]
-                for m in 0..comptime!(plan.rows / 16) {
-                    let sum = acc.cells.index(comptime!(m * n_tiles + n));
-                    cmma::execute(a.cells.index(comptime!(m * k_tiles + k)), &block, sum, sum);
-                }
-            }
+            let left = every::<E>(&a.cells, k, k_tiles, plan);
+            add_depth::<E>(acc, &left, b, k, plan);
         }
     }
 
@@ -245,6 +217,24 @@ impl<E: HalfFloat> MappedUnit for Cmma<E> {
 /// Matrices of a plane's rows by `cols` columns, row by row.
 const fn cells_of(cols: usize, plan: Plan) -> usize {
     plan.rows / 16 * cols / 16
+}
+
+/// One of `cells` to each 16 rows of a plane: `first` and those `step` apart.
+#[cube]
+// CubeCL expands no dereference of a matrix.
+#[allow(clippy::clone_on_copy)]
+fn every<C: Float>(
+    cells: &Sequence<Matrix<C>>,
+    #[comptime] first: usize,
+    #[comptime] step: usize,
+    #[comptime] plan: Plan,
+) -> Sequence<Matrix<C>> {
+    let mut found = Sequence::<Matrix<C>>::new();
+    #[unroll]
+    for m in 0..comptime!(plan.rows / 16) {
+        found.push(cells.index(comptime!(m * step + first)).clone());
+    }
+    found
 }
 
 /// An accumulator as a left operand.

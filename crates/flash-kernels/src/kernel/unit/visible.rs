@@ -8,7 +8,7 @@ use cubecl::{
     prelude::*,
 };
 
-use crate::plan::Plan;
+use crate::{kernel::tile::SharedTile, plan::Plan};
 
 /// What a lane sees of a product: `rows` rows, of each the groups of four columns
 /// `part + i·parts`.
@@ -111,6 +111,65 @@ pub fn operand<E: Float>(
     let end = data.len();
     cmma::load(&mut matrix, data.slice(at, end), comptime!(stride as u32));
     matrix
+}
+
+/// `sums[m] += a·bᵀ` of the 16 rows of `b` from `16·n` on: column `n` of a product of matrices.
+///
+/// `a` `[rows, depth]`, `sums` a matrix to 16 rows. Each right operand is loaded once.
+#[cube]
+pub fn add_column<E: Float>(
+    sums: &Sequence<Matrix<f32>>,
+    a: &CmmaLeft<E>,
+    b: &SharedTile<u32, Const<4>>,
+    #[comptime] n: usize,
+    #[comptime] depth: usize,
+    #[comptime] plan: Plan,
+) {
+    let k_tiles = comptime!(depth / 16);
+    #[unroll]
+    for k in 0..k_tiles {
+        let at = b.base + comptime!(16 * n * b.stride + 2 * k);
+        let right = operand::<E>(
+            &b.data,
+            at,
+            comptime!(4 * b.stride),
+            MatrixIdent::B,
+            MatrixLayout::ColMajor,
+        );
+        #[unroll]
+        for m in 0..comptime!(plan.rows / 16) {
+            let sum = sums.index(m);
+            cmma::execute(a.cells.index(comptime!(m * k_tiles + k)), &right, sum, sum);
+        }
+    }
+}
+
+/// `acc += left·b` of the 16 rows of `b` from `16·k` on, `left` a matrix to 16 rows.
+#[cube]
+pub fn add_depth<E: Float>(
+    acc: &mut CmmaAcc,
+    left: &Sequence<Matrix<E>>,
+    b: &SharedTile<u32, Const<4>>,
+    #[comptime] k: usize,
+    #[comptime] plan: Plan,
+) {
+    let n_tiles = comptime!(acc.cols / 16);
+    #[unroll]
+    for n in 0..n_tiles {
+        let at = b.base + comptime!(16 * k * b.stride + 2 * n);
+        let block = operand::<E>(
+            &b.data,
+            at,
+            comptime!(4 * b.stride),
+            MatrixIdent::B,
+            MatrixLayout::RowMajor,
+        );
+        #[unroll]
+        for m in 0..comptime!(plan.rows / 16) {
+            let sum = acc.cells.index(comptime!(m * n_tiles + n));
+            cmma::execute(left.index(m), &block, sum, sum);
+        }
+    }
 }
 
 /// Puts accumulator `matrix` into the visible block that begins at vector `at`.
