@@ -4,9 +4,12 @@
 use burn_flash_attention::{AttentionPath, FlashOptions, Precision, UnitKind, flash_attention};
 use cubecl::client::Client;
 use flash_kernels::{
-    Causality as KernelCausality, DeviceClass, FloatKind, Masking, Pass, Plan, TensorView,
+    Causality as KernelCausality, DeviceClass, FloatKind, GradientOrder, Masking, Pass, Plan,
+    TensorView,
     codegen::{self, Target},
-    launch::forward_with,
+    launch::{
+        BackwardInputs, BackwardPlans, Wanted, backward_with, forward, forward_with, plan_backward,
+    },
     plan::Rounding,
 };
 use flash_reference::rounding::Dtype::{self, Bf16, F16, F32, Tf32};
@@ -151,6 +154,36 @@ fn a_plan_for_something_else_is_refused(#[case] said: &str, #[case] change: fn(&
     change(&mut plan);
     let refusal = run(&plan).expect_err("another's").to_string();
     assert!(refusal.contains(said), "{refusal}");
+}
+
+/// Likewise those of a gradient.
+#[test]
+fn plans_of_a_gradient_that_are_exchanged_are_refused() {
+    let Some(client) = runtime::client() else {
+        assert!(!runtime::has_kernels());
+        return;
+    };
+    let problem = Ask::new(FloatKind::F32, 64).problem().expect("they agree");
+    let plans = plan_backward(&client, &problem, GradientOrder::Deterministic).expect("plans");
+    let exchanged = BackwardPlans {
+        dq: plans.dkv,
+        dkv: plans.dq,
+        ..plans
+    };
+    let [q, k, v] = zeros(&client);
+    let forward = forward(&client, &problem, &q, &k, &v, None).expect("an output");
+    let inputs = BackwardInputs {
+        q: &q,
+        k: &k,
+        v: &v,
+        mask: None,
+        forward: &forward,
+        d_out: &v,
+    };
+    let run = |plans| backward_with(&client, &problem, plans, inputs, Wanted::All);
+    assert!(run(&plans).is_ok());
+    let refusal = run(&exchanged).expect_err("exchanged").to_string();
+    assert!(refusal.contains("plan pass is Dkv"), "{refusal}");
 }
 
 /// A plan that rounds is refused where the problem does not let it.
