@@ -3,6 +3,8 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
+use etcetera::BaseStrategy;
+
 use crate::Result;
 
 /// The root of the repository.
@@ -18,22 +20,11 @@ pub fn root() -> Result<PathBuf> {
 
 /// This project's directory in the user's cache directory; not created here.
 pub fn cache() -> Result<PathBuf> {
-    let absolute = |name: &str| {
-        env::var_os(name)
-            .map(PathBuf::from)
-            .filter(|path| path.is_absolute())
-    };
-    let base = absolute("XDG_CACHE_HOME")
-        .or_else(|| absolute("HOME").map(|home| home.join(".cache")))
-        .or_else(|| absolute("LOCALAPPDATA"))
-        .ok_or("no cache directory: set XDG_CACHE_HOME or HOME to an absolute path")?;
+    let base = etcetera::choose_base_strategy()?.cache_dir();
     Ok(base.join("burn-flash-attention"))
 }
 
 /// The file that running `name` would start, found as a shell finds it.
 pub fn program(name: &str) -> Option<PathBuf> {
-    let file = format!("{name}{}", env::consts::EXE_SUFFIX);
-    env::split_paths(&env::var_os("PATH")?)
-        .map(|dir| dir.join(&file))
-        .find(|path| path.is_file())
+    which::which(name).ok()
 }
