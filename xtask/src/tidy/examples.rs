@@ -116,7 +116,8 @@ fn rule(name: &str) -> &'static Rule {
 
 /// The lines at which `text`, as the content of `path`, violates a rule.
 fn lines(name: &str, path: &str, text: &str) -> Vec<usize> {
-    let messages = violations(rule(name), &Source::new(path, text));
+    let source = Source::new(path, text).expect("tokens");
+    let messages = violations(rule(name), &source);
     let mut lines: Vec<usize> = messages
         .iter()
         .map(|message| {

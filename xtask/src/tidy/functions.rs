@@ -1,13 +1,13 @@
-//! Finding functions and their extent in code whose comments and literals are emptied.
+//! Finding functions and their extent, inside macros too, where a parser of items sees only tokens.
 
-use super::lexer::is_word;
+use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 /// A function with a body.
 #[derive(Debug, PartialEq)]
 pub struct Function {
     /// Its name.
     pub name: String,
-    /// Attributes and qualifiers before `fn`, without white space between.
+    /// Attributes and qualifiers before `fn`.
     pub head: String,
     /// From the name to the body.
     pub signature: String,
@@ -19,84 +19,54 @@ pub struct Function {
     pub body_lines: usize,
 }
 
-/// The functions of `code` in order, nested ones included.
-pub fn find(code: &str) -> Vec<Function> {
-    let chars: Vec<char> = code.chars().collect();
-    (0..chars.len())
-        .filter(|&at| is_keyword(&chars, at))
-        .filter_map(|at| function(&chars, at))
-        .collect()
-}
-
-fn is_keyword(chars: &[char], at: usize) -> bool {
-    chars[at..].starts_with(&['f', 'n'])
-        && (at == 0 || !is_word(chars[at - 1]) && chars[at - 1] != '#')
-        && chars.get(at + 2).is_some_and(|c| c.is_whitespace())
-}
-
-fn function(chars: &[char], at: usize) -> Option<Function> {
-    let name_at = at + chars[at + 2..].iter().position(|c| !c.is_whitespace())? + 2;
-    let name: String = chars[name_at..]
-        .iter()
-        .take_while(|c| is_word(**c))
-        .collect();
-    let open = body_start(chars, name_at)?;
-    let close = body_end(chars, open)?;
-    let line_of = |at: usize| chars[..at].iter().filter(|c| **c == '\n').count() + 1;
-    let head_at = chars[..at]
-        .iter()
-        .rposition(|c| matches!(c, ';' | '{' | '}'));
-    let head = &chars[head_at.map_or(0, |at| at + 1)..at];
-    Some(Function {
-        name,
-        head: collapse(head),
-        signature: chars[name_at..open].iter().collect(),
-        line: line_of(at),
-        lines: line_of(close) - line_of(at) + 1,
-        body_lines: (line_of(close) - line_of(open)).saturating_sub(1),
-    })
-}
-
-/// The brace that opens the body; `None` for a declaration without one.
-fn body_start(chars: &[char], from: usize) -> Option<usize> {
-    let mut depth = 0;
-    for (at, c) in chars.iter().enumerate().skip(from) {
-        match c {
-            '(' | '[' => depth += 1,
-            ')' | ']' => depth -= 1,
-            '{' if depth == 0 => return Some(at),
-            ';' if depth == 0 => return None,
+/// The functions of `code`, whose tokens are `tokens`, in order, nested ones included.
+pub fn find(code: &str, tokens: TokenStream) -> Vec<Function> {
+    let tokens: Vec<_> = tokens.into_iter().collect();
+    let mut found = Vec::new();
+    let mut head = 0;
+    for (at, token) in tokens.iter().enumerate() {
+        match token {
+            TokenTree::Ident(word) if word == "fn" => {
+                found.extend(function(code, &tokens[head..at], &tokens[at..]));
+            }
+            TokenTree::Group(group) => {
+                found.extend(find(code, group.stream()));
+                if group.delimiter() == Delimiter::Brace {
+                    head = at + 1;
+                }
+            }
+            TokenTree::Punct(sign) if sign.as_char() == ';' => head = at + 1,
             _ => {}
         }
     }
-    None
+    found
 }
 
-fn body_end(chars: &[char], open: usize) -> Option<usize> {
-    let mut depth = 0;
-    for (at, c) in chars.iter().enumerate().skip(open) {
-        match c {
-            '{' => depth += 1,
-            '}' => depth -= 1,
-            _ => continue,
-        }
-        if depth == 0 {
-            return Some(at);
-        }
+/// The function whose `fn` is the first of `tokens`; `None` for a type or a declaration.
+fn function(code: &str, head: &[TokenTree], tokens: &[TokenTree]) -> Option<Function> {
+    let [keyword, name, rest @ ..] = tokens else {
+        return None;
+    };
+    if let TokenTree::Group(_) = name {
+        return None;
     }
-    None
-}
-
-/// White space removed, except one space between words.
-fn collapse(chars: &[char]) -> String {
-    let text: String = chars.iter().collect();
-    let mut collapsed = String::new();
-    for word in text.split_whitespace() {
-        let joins = collapsed.ends_with(is_word) && word.starts_with(is_word);
-        collapsed.push_str(if joins { " " } else { "" });
-        collapsed.push_str(word);
-    }
-    collapsed
+    let body = rest.iter().find_map(|token| match token {
+        TokenTree::Group(group) if group.delimiter() == Delimiter::Brace => Some(Some(group)),
+        TokenTree::Punct(sign) if sign.as_char() == ';' => Some(None),
+        _ => None,
+    })??;
+    let start = |token: &TokenTree| token.span().byte_range().start;
+    let head_at = head.first().unwrap_or(keyword);
+    let (line, open) = (keyword.span().start().line, body.span_open());
+    let close = body.span_close().end().line;
+    Some(Function {
+        name: name.to_string(),
+        head: code[start(head_at)..start(keyword)].trim().to_owned(),
+        signature: code[start(name)..open.byte_range().start].to_owned(),
+        line,
+        lines: close - line + 1,
+        body_lines: (close - open.end().line).saturating_sub(1),
+    })
 }
 
 #[cfg(test)]
@@ -129,7 +99,7 @@ type F = fn (u32) -> u32;
 
     #[test]
     fn functions_are_found_with_their_extent() {
-        let found = find(CODE);
+        let found = find(CODE, CODE.parse().expect("tokens"));
         let extents: Vec<_> = found
             .iter()
             .map(|f| (f.name.as_str(), f.line, f.lines, f.body_lines))
@@ -144,8 +114,8 @@ type F = fn (u32) -> u32;
 
     #[test]
     fn heads_and_signatures_belong_to_their_function() {
-        let found = find(CODE);
-        assert_eq!(found[0].head, "#[cube(launch_unchecked,)]pub");
+        let found = find(CODE, CODE.parse().expect("tokens"));
+        assert_eq!(found[0].head, "#[cube(\n    launch_unchecked,\n)]\npub");
         assert!(found[0].signature.contains("x: [u32; 3]"));
         assert_eq!(found[1].head, "");
         assert_eq!(found[2].head, "pub(crate)");

@@ -1,6 +1,11 @@
-//! Telling code, comments and literals of Rust apart, without parsing it.
+//! Telling code, comments and literals of Rust apart. The tokens are those of `proc-macro2`, which
+//! takes fragments and reads macros like all else; comments are what lies between tokens.
 
-/// What a character of a source file belongs to.
+use std::ops::Range;
+
+use proc_macro2::{TokenStream, TokenTree};
+
+/// What a part of a source file is.
 #[derive(Clone, Copy, PartialEq)]
 enum Part {
     Code,
@@ -8,127 +13,63 @@ enum Part {
     Literal,
 }
 
-/// A text split into two of the same shape: what is not part of one is a space there.
+/// A text split into two of the same length: what is not part of one is spaces there.
+#[derive(Default)]
 pub struct Split {
-    /// The code, string and character literals emptied.
+    /// The code, literals emptied.
     pub code: String,
     /// The comments, with their slashes.
     pub comments: String,
 }
 
-/// Splits Rust source text.
-pub fn split(text: &str) -> Split {
-    let chars: Vec<char> = text.chars().collect();
-    let mut split = Split {
-        code: String::with_capacity(text.len()),
-        comments: String::new(),
-    };
-    let mut at = 0;
-    while at < chars.len() {
-        let (part, end) = next(&chars, at);
-        for &c in &chars[at..end] {
-            let blank = if c == '\n' { '\n' } else { ' ' };
-            split.code.push(if part == Part::Code { c } else { blank });
-            let comment = part == Part::Comment;
-            split.comments.push(if comment { c } else { blank });
-        }
-        at = end;
+/// Splits Rust source text, whose tokens are `tokens`.
+pub fn split(text: &str, tokens: TokenStream) -> Split {
+    let mut split = Split::default();
+    let mut end = 0;
+    for (part, range) in parts(text, tokens) {
+        split.push(Part::Comment, &text[end..range.start]);
+        split.push(part, &text[range.clone()]);
+        end = range.end;
     }
+    split.push(Part::Comment, &text[end..]);
     split
 }
 
-/// What starts at `at`, and where it ends.
-fn next(chars: &[char], at: usize) -> (Part, usize) {
-    let starts = |text: &str| {
-        chars[at..]
-            .iter()
-            .copied()
-            .take(text.len())
-            .eq(text.chars())
-    };
-    if starts("//") {
-        return (Part::Comment, find(chars, at, '\n'));
-    }
-    if starts("/*") {
-        return (Part::Comment, block_comment_end(chars, at));
-    }
-    let after_word = at > 0 && is_word(chars[at - 1]);
-    if !after_word && let Some(end) = raw_string_end(chars, at) {
-        return (Part::Literal, end);
-    }
-    match chars[at] {
-        '"' => (Part::Literal, quoted_end(chars, at, '"')),
-        '\'' if is_character(chars, at) => (Part::Literal, quoted_end(chars, at, '\'')),
-        // A raw identifier, `r#type`: its sign must not be taken for anything else.
-        _ => (Part::Code, at + 1),
-    }
-}
-
-/// Whether the quote at `at` opens a character, not a lifetime or a label.
-fn is_character(chars: &[char], at: usize) -> bool {
-    let after = (chars.get(at + 1), chars.get(at + 2));
-    matches!(after, (Some('\\'), _) | (Some(_), Some('\'')))
-}
-
-fn quoted_end(chars: &[char], at: usize, quote: char) -> usize {
-    let mut end = at + 1;
-    while end < chars.len() {
-        match chars[end] {
-            '\\' => end += 2,
-            c if c == quote => return end + 1,
-            _ => end += 1,
-        }
-    }
-    chars.len()
-}
-
-/// The end of `r"..."`, `r#"..."#`, `br"..."` and so on, if one starts at `at`.
-fn raw_string_end(chars: &[char], at: usize) -> Option<usize> {
-    let prefix = match chars[at..] {
-        ['b' | 'c', 'r', ..] => 2,
-        ['r', ..] => 1,
-        _ => return None,
-    };
-    let rest = &chars[at + prefix..];
-    let hashes = rest.iter().take_while(|&&c| c == '#').count();
-    if rest.get(hashes) != Some(&'"') {
-        return None;
-    }
-    let mut end = at + prefix + hashes + 1;
-    while end < chars.len() {
-        let closing = chars[end + 1..].iter().take(hashes);
-        if chars[end] == '"' && closing.filter(|&&c| c == '#').count() == hashes {
-            return Some(end + 1 + hashes);
-        }
-        end += 1;
-    }
-    Some(chars.len())
-}
-
-/// Block comments nest.
-fn block_comment_end(chars: &[char], at: usize) -> usize {
-    let mut depth = 0;
-    let mut end = at;
-    while end + 1 < chars.len() {
-        match (chars[end], chars[end + 1]) {
-            ('/', '*') => depth += 1,
-            ('*', '/') => depth -= 1,
-            _ => {
-                end += 1;
-                continue;
+impl Split {
+    fn push(&mut self, part: Part, text: &str) {
+        for (to, of) in [
+            (&mut self.code, Part::Code),
+            (&mut self.comments, Part::Comment),
+        ] {
+            if part == of {
+                to.push_str(text);
+            } else {
+                let blanks = text.bytes().map(|b| if b == b'\n' { '\n' } else { ' ' });
+                to.extend(blanks);
             }
         }
-        end += 2;
-        if depth == 0 {
-            return end;
-        }
     }
-    chars.len()
 }
 
-fn find(chars: &[char], at: usize, wanted: char) -> usize {
-    let found = chars[at..].iter().position(|&c| c == wanted);
-    found.map_or(chars.len(), |offset| at + offset)
+/// What the tokens are and where, in order; a group is its two delimiters and what they enclose.
+fn parts(text: &str, tokens: TokenStream) -> Vec<(Part, Range<usize>)> {
+    let mut parts = Vec::new();
+    for token in tokens {
+        let range = token.span().byte_range();
+        let starts = |comment| text[range.start..].starts_with(comment);
+        match token {
+            // A documentation comment, read as `#[doc = "..."]` with every token at its place.
+            _ if starts("//") || starts("/*") => {}
+            TokenTree::Group(group) => {
+                parts.push((Part::Code, group.span_open().byte_range()));
+                parts.extend(self::parts(text, group.stream()));
+                parts.push((Part::Code, group.span_close().byte_range()));
+            }
+            TokenTree::Literal(_) => parts.push((Part::Literal, range)),
+            _ => parts.push((Part::Code, range)),
+        }
+    }
+    parts
 }
 
 /// Whether `c` can be part of an identifier.
@@ -140,20 +81,26 @@ pub fn is_word(c: char) -> bool {
 mod tests {
     use super::*;
 
+    fn split(text: &str) -> Split {
+        let split = super::split(text, text.parse().expect("tokens"));
+        assert_eq!(split.code.len(), text.len());
+        assert_eq!(split.comments.len(), text.len());
+        split
+    }
+
     fn code(text: &str) -> String {
-        let split = split(text);
-        assert_eq!(split.code.chars().count(), text.chars().count());
-        assert_eq!(split.comments.chars().count(), text.chars().count());
-        split.code.split_whitespace().collect::<Vec<_>>().join(" ")
+        let code = split(text).code;
+        code.split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
     #[test]
     fn comments_and_literals_are_not_code() {
         assert_eq!(code("a // b\nc"), "a c");
         assert_eq!(code("a /* b /* c */ d */ e"), "a e");
-        assert_eq!(code(r#"f("b // \" c", 1)"#), "f( , 1)");
+        assert_eq!(code("//! a\n/// b\nc /** d */ e"), "c e");
+        assert_eq!(code(r#"f("ä // \" c", 1)"#), "f( , )");
         assert_eq!(code("f(r#\"a\" \"b\"#, br\"\\\") g"), "f( , ) g");
-        assert_eq!(code(r"f('\'', '{', b'x') g"), "f( , , b ) g");
+        assert_eq!(code(r"f('\'', '{', b'x') g"), "f( , , ) g");
     }
 
     #[test]
@@ -165,15 +112,8 @@ mod tests {
 
     #[test]
     fn comments_keep_their_text_and_place() {
-        let split = split("a; // why \"so\"\n/* b */ c");
+        let split = split("a; // why \"so\"\n/* b */ c\n/// d");
         let lines: Vec<_> = split.comments.lines().collect();
-        assert_eq!(lines, ["   // why \"so\"", "/* b */  "]);
-    }
-
-    #[test]
-    fn what_is_never_closed_ends_with_the_file() {
-        assert_eq!(code("a /* b"), "a");
-        assert_eq!(code("a \"b"), "a");
-        assert_eq!(code("a r#\"b\""), "a");
+        assert_eq!(lines, ["   // why \"so\"", "/* b */  ", "/// d"]);
     }
 }

@@ -64,7 +64,11 @@ fn sources(sh: &Shell) -> Result<Vec<Source>> {
     for path in listed.split('\0').filter(|path| rules::is_ours(path)) {
         // Still listed while a deletion is not committed.
         if sh.path_exists(path) {
-            sources.push(Source::new(path, &sh.read_file(path)?));
+            let source = Source::new(path, &sh.read_file(path)?).map_err(|error| {
+                let line = error.span().start().line;
+                format!("{path}:{line}: {error}")
+            });
+            sources.push(source?);
         }
     }
     if sources.is_empty() {

@@ -167,7 +167,8 @@ fn function_length(source: &Source) -> Vec<Finding> {
 
 fn kernel_length(source: &Source) -> Vec<Finding> {
     too_long(source, KERNEL_LINES, |function| {
-        let is_kernel = function.head.contains("#[cube(launch");
+        let head: String = function.head.split_whitespace().collect();
+        let is_kernel = head.contains("#[cube(launch");
         if is_kernel { function.body_lines } else { 0 }
     })
 }

@@ -1,5 +1,7 @@
 //! One file as the rules see it.
 
+use proc_macro2::{LexError, TokenStream};
+
 use super::functions::{self, Function};
 use super::lexer::{self, is_word};
 
@@ -28,7 +30,10 @@ pub struct Finding {
 
 impl Source {
     /// Splits `text`, which is the content of `path`.
-    pub fn new(path: &str, text: &str) -> Self {
+    ///
+    /// # Errors
+    /// When it should be Rust and does not consist of tokens.
+    pub fn new(path: &str, text: &str) -> Result<Self, LexError> {
         let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
         let raw = lines(text);
         let mut source = Self {
@@ -39,12 +44,13 @@ impl Source {
             functions: Vec::new(),
         };
         if path.ends_with(".rs") {
-            let split = lexer::split(text);
+            let tokens: TokenStream = text.parse()?;
+            let split = lexer::split(text, tokens.clone());
             source.code = lines(&split.code);
             source.comments = lines(&split.comments);
-            source.functions = functions::find(&split.code);
+            source.functions = functions::find(&split.code, tokens);
         }
-        source
+        Ok(source)
     }
 
     /// A finding on every line of code that has `needle`, see [`has`].
@@ -101,8 +107,15 @@ mod tests {
 
     #[test]
     fn other_files_have_no_comments_and_no_functions() {
-        let source = Source::new("a.toml", "// fn a() {}\n");
+        let source = Source::new("a.toml", "// fn a() {}\n").unwrap();
         assert_eq!(source.code_with("fn")[0].line, 1);
         assert!(source.functions.is_empty() && source.comments_with("fn").is_empty());
+    }
+
+    #[test]
+    fn what_is_never_closed_is_an_error() {
+        for text in ["a /* b", "a \"b", "a r#\"b\"", "fn a() {"] {
+            assert!(Source::new("a.rs", text).is_err(), "{text}");
+        }
     }
 }
