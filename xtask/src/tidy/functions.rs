@@ -120,4 +120,12 @@ type F = fn (u32) -> u32;
         assert_eq!(found[1].head, "");
         assert_eq!(found[2].head, "pub(crate)");
     }
+
+    #[test]
+    fn functions_in_macros_are_found() {
+        let code = "macro_rules! m {\n    ($n:ident) => { pub fn $n(x: bool) {\n    } };\n}\n";
+        let found = find(code, code.parse().expect("tokens"));
+        assert_eq!((found[0].line, found[0].lines), (2, 2));
+        assert_eq!(found[0].head, "pub");
+    }
 }
