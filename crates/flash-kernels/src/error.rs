@@ -43,7 +43,11 @@ impl AttentionError {
     }
 
     /// A device without what a plan needs.
-    pub fn device(resource: &'static str, value: impl Display, allowed: impl Display) -> Self {
+    pub(crate) fn device(
+        resource: &'static str,
+        value: impl Display,
+        allowed: impl Display,
+    ) -> Self {
         Self::Device {
             resource,
             value: value.to_string(),

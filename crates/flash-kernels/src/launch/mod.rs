@@ -9,10 +9,10 @@ use cubecl::{
 use half::{bf16, f16};
 
 use crate::{
-    AttentionError, AttentionProblem, FloatKind, Masking, Precision,
+    AttentionError, AttentionProblem, DeviceClass, FloatKind, Masking, Precision,
     kernel::unit::{self, Cmma, HalfFloat, MappedUnit, MatrixUnit, Mma, Tf32},
     plan::{BOX_COLS, Pass, Plan, UnitKind},
-    select::{Alignment, DeviceClass, widest},
+    select::{Alignment, widest},
 };
 
 mod backward;
