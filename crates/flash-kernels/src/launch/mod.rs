@@ -25,6 +25,9 @@ pub use backward::{
 pub use forward::{ForwardOutput, forward, forward_with, plan_forward};
 
 /// A tensor of four dimensions in device memory.
+///
+/// The buffer must hold every element that `shape` and `strides` reach: launches do not check it, and
+/// would read or write beside it.
 #[derive(Clone, Debug)]
 pub struct TensorView {
     /// The buffer; its offset is the first element.

@@ -30,6 +30,10 @@ pub struct TileShape {
 }
 
 /// The comptime configuration of a kernel.
+///
+/// [`select`](crate::select::select) makes one whose sizes fit each other. A field changed by hand is
+/// for tests and measurements: [`Plan::check`] tells whether a device has what the plan needs, and of
+/// its sizes only part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Plan {
     /// Which kernel.
