@@ -6,6 +6,7 @@ use core::fmt::{self, Display};
 ///
 /// Every variant names the argument, the value it had and what is allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum AttentionError {
     /// A caller's argument is out of range or disagrees with another one.
     Argument {

@@ -22,6 +22,7 @@ use kernels::{DkvLaunch, DqLaunch};
 
 /// Which gradients are asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Wanted {
     /// Those of q, k and v.
     All,

@@ -128,6 +128,7 @@ impl TensorView {
 
 /// How a bool is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum MaskKind {
     /// In a byte.
     U8,
