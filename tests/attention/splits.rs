@@ -6,10 +6,10 @@ use burn::tensor::{Tensor, TensorData};
 use burn_flash_attention::{AttentionPath, AttentionReport, FlashOutput};
 use cubecl::client::Client;
 use flash_kernels::{
-    AttentionProblem, AttentionShape, FloatKind, ForwardOutput, MaskKind, MaskView, Masking, Pass,
-    Plan, Precision, TensorView,
+    AttentionProblem, AttentionShape, DeviceClass, FloatKind, ForwardOutput, MaskKind, MaskView,
+    Masking, Pass, Plan, Precision, TensorView,
     launch::forward_with,
-    select::{Alignment, DeviceClass, select, widest},
+    select::{Alignment, select, widest},
 };
 use flash_reference::Causality::{self, Causal, Full};
 use flash_reference::rounding::Dtype::{self, Bf16, F16, F32, Tf32};

@@ -4,15 +4,15 @@
 
 use cubecl::{client::Client, prelude::*};
 use flash_kernels::{
-    AttentionProblem, AttentionShape, Causality, FloatKind, Masking, Pass, Plan, Precision,
-    TensorView, UnitKind,
+    AttentionProblem, AttentionShape, Causality, DeviceClass, FloatKind, Masking, Pass, Plan,
+    Precision, TensorView, UnitKind,
     kernel::{
         owned::Owned,
         pipeline::Pipeline,
         rows::Rows,
         unit::{self, Cmma, HalfFloat, MatrixUnit, Mma, Right, Tf32},
     },
-    select::{Alignment, DeviceClass, select, widest},
+    select::{Alignment, select, widest},
 };
 use flash_reference::rounding::{Dtype, round_all};
 use half::{bf16, f16};

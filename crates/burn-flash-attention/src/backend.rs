@@ -19,6 +19,7 @@ use crate::options::LseRequest;
 /// `[batch, num_heads, seqlen_q, seqlen_k]` that size or 1.
 #[derive(ExtensionType, Clone, Debug)]
 #[extension_type(fusion: cfg(feature = "fusion"))]
+#[non_exhaustive]
 pub enum Mask<B: Backend> {
     /// Nothing is dropped.
     None,
@@ -44,6 +45,7 @@ impl<B: Backend> Mask<B> {
 
 /// The part of an attention that is no tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct ForwardOptions {
     /// Positional mask.
     pub causality: Causality,

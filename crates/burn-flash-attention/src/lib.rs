@@ -62,7 +62,9 @@ use burn::backend::Dispatch;
 use burn::tensor::ops::AttentionModuleOptions;
 use burn::tensor::{Bool, Tensor};
 
+// Hidden: Burn's derive makes it, and names it in the interface of `Mask`.
 #[cfg(feature = "fusion")]
+#[doc(hidden)]
 pub use backend::MaskMetadata;
 pub use backend::{FlashBackend, ForwardOptions, Mask};
 pub use flash_kernels::{AttentionError, Causality, GradientOrder, Plan, Precision, UnitKind};

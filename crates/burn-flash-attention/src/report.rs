@@ -29,7 +29,7 @@ pub struct AttentionReport {
     /// The path taken.
     pub path: AttentionPath,
     /// The kernel's plan, when there is a kernel; for views that do not begin at a multiple of a
-    /// vector it runs with narrower loads.
+    /// vector it runs with narrower loads. The types of its fields are in the crate `flash_kernels`.
     pub plan: Option<Plan>,
     /// In which order kernels sum the gradient of all of q, k and v, when one may flow into any of
     /// them. That of some of them is always deterministic.

@@ -6,6 +6,7 @@ use core::fmt::{self, Display};
 ///
 /// Every variant names the argument, the value it had and what is allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum AttentionError {
     /// A caller's argument is out of range or disagrees with another one.
     Argument {
@@ -43,7 +44,11 @@ impl AttentionError {
     }
 
     /// A device without what a plan needs.
-    pub fn device(resource: &'static str, value: impl Display, allowed: impl Display) -> Self {
+    pub(crate) fn device(
+        resource: &'static str,
+        value: impl Display,
+        allowed: impl Display,
+    ) -> Self {
         Self::Device {
             resource,
             value: value.to_string(),

@@ -45,6 +45,7 @@ pub enum Masking {
 
 /// In which order the gradient of the queries is summed over keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum GradientOrder {
     /// By the keys' positions, in one place: equal bits from run to run.
     #[default]
@@ -70,6 +71,7 @@ pub enum Precision {
 /// Sizes of one attention: q `[batch, num_heads, seqlen_q, head_dim]`,
 /// k `[batch, num_kv_heads, seqlen_k, head_dim]`, v `[batch, num_kv_heads, seqlen_k, val_dim]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct AttentionShape {
     /// Independent problems.
     pub batch: usize,

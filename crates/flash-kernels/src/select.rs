@@ -1,8 +1,7 @@
 //! One table: device class × element size × head size → plan.
 
-pub use crate::device::DeviceClass;
 use crate::{
-    AttentionError, AttentionProblem, Causality, FloatKind, Masking, Precision,
+    AttentionError, AttentionProblem, Causality, DeviceClass, FloatKind, Masking, Precision,
     plan::{
         CopyKind, Exponent, Isa, Pass, Plan, QueryOperand, Reduction, ScaleKind, TileShape,
         UnitKind, ValueBuffer,
@@ -360,6 +359,8 @@ fn store_width(pass: Pass, problem: &AttentionProblem, run: usize) -> usize {
 }
 
 /// The largest power of two up to `limit` that divides `length`.
+// Hidden: tests and benchmarks make an `Alignment` by it.
+#[doc(hidden)]
 pub fn widest(length: usize, limit: usize) -> usize {
     let mut width = limit;
     while !length.is_multiple_of(width) {

@@ -4,22 +4,22 @@
 // The `cube` macros generate public items beside each function and type, without docs.
 #![allow(missing_docs)]
 
-pub mod backward;
-pub mod combine;
-pub mod epilogue;
-pub mod forward;
-pub mod forward_overlapped;
-pub mod mask;
-pub mod math;
+pub(crate) mod backward;
+pub(crate) mod combine;
+pub(crate) mod epilogue;
+pub(crate) mod forward;
+pub(crate) mod forward_overlapped;
+pub(crate) mod mask;
+pub(crate) mod math;
 pub mod owned;
 pub mod pipeline;
-pub mod ring;
+pub(crate) mod ring;
 pub mod rows;
-pub mod score;
-pub mod seq;
-pub mod softmax;
-pub mod split;
-pub mod supply;
-pub mod tile;
+pub(crate) mod score;
+pub(crate) mod seq;
+pub(crate) mod softmax;
+pub(crate) mod split;
+pub(crate) mod supply;
+pub(crate) mod tile;
 pub mod unit;
-pub mod walk;
+pub(crate) mod walk;

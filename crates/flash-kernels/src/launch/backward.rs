@@ -8,10 +8,10 @@ use super::{
     dispatch, empty, forward::class_for, grid, packed_alignment,
 };
 use crate::{
-    AttentionError, AttentionProblem, FloatKind, GradientOrder, Precision,
+    AttentionError, AttentionProblem, DeviceClass, FloatKind, GradientOrder, Precision,
     kernel::backward::delta,
     plan::{Pass, Plan},
-    select::{Alignment, DeviceClass, select},
+    select::{Alignment, select},
 };
 
 mod fused;
@@ -22,6 +22,7 @@ use kernels::{DkvLaunch, DqLaunch};
 
 /// Which gradients are asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Wanted {
     /// Those of q, k and v.
     All,

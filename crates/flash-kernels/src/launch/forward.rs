@@ -7,7 +7,7 @@ use super::{
     check_views, dispatch, empty, grid, mask_arg, packed_alignment, split::Workspace,
 };
 use crate::{
-    AttentionError, AttentionProblem,
+    AttentionError, AttentionProblem, DeviceClass,
     kernel::{
         forward::forward as kernel,
         forward_overlapped::forward_overlapped as overlapped,
@@ -15,7 +15,7 @@ use crate::{
         unit::{HalfFloat, MatrixUnit},
     },
     plan::{Pass, Plan},
-    select::{DeviceClass, select},
+    select::select,
 };
 
 /// What a forward pass leaves.

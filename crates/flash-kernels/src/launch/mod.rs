@@ -9,10 +9,10 @@ use cubecl::{
 use half::{bf16, f16};
 
 use crate::{
-    AttentionError, AttentionProblem, FloatKind, Masking, Precision,
+    AttentionError, AttentionProblem, DeviceClass, FloatKind, Masking, Precision,
     kernel::unit::{self, Cmma, HalfFloat, MappedUnit, MatrixUnit, Mma, Tf32},
     plan::{BOX_COLS, Pass, Plan, UnitKind},
-    select::{Alignment, DeviceClass, widest},
+    select::{Alignment, widest},
 };
 
 mod backward;
@@ -25,6 +25,9 @@ pub use backward::{
 pub use forward::{ForwardOutput, forward, forward_with, plan_forward};
 
 /// A tensor of four dimensions in device memory.
+///
+/// The buffer must hold every element that `shape` and `strides` reach: launches do not check it, and
+/// would read or write beside it.
 #[derive(Clone, Debug)]
 pub struct TensorView {
     /// The buffer; its offset is the first element.
@@ -125,6 +128,7 @@ impl TensorView {
 
 /// How a bool is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum MaskKind {
     /// In a byte.
     U8,

@@ -4,10 +4,10 @@ use cubecl::{client::Client, prelude::*};
 
 use super::{ForwardOutput, TensorView, address_for, empty, grid};
 use crate::{
-    AttentionError, AttentionProblem,
+    AttentionError, AttentionProblem, DeviceClass,
     kernel::combine::{THREADS, combine as kernel},
     plan::{Plan, ScaleKind},
-    select::{DeviceClass, widest},
+    select::widest,
 };
 
 /// What the parts of the keys leave, in f32.

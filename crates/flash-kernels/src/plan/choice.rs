@@ -2,6 +2,7 @@
 
 /// Which implementation of `MatrixUnit` multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum UnitKind {
     /// Register tiles of f32 on any device.
     Scalar,
@@ -15,6 +16,7 @@ pub enum UnitKind {
 
 /// Instructions a kernel may use beyond those of every device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Isa {
     /// None: the kernel must compile for every runtime.
     Portable,
@@ -40,6 +42,7 @@ pub enum CopyKind {
 
 /// How units that share a row reduce over it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Reduction {
     /// Plane shuffles.
     Plane,
@@ -49,6 +52,7 @@ pub enum Reduction {
 
 /// How the softmax computes its exponents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Exponent {
     /// `c·(s - m)`.
     Exact,
@@ -58,6 +62,7 @@ pub enum Exponent {
 
 /// Where V's tile lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum ValueBuffer {
     /// In shared memory of its own.
     Own,
@@ -87,6 +92,7 @@ pub enum Rounding {
 
 /// When the scale is applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum ScaleKind {
     /// Inside the exponential, `exp2(s·c - m·c)`: needs `c > 0`.
     Folded,

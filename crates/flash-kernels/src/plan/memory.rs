@@ -5,10 +5,11 @@ use super::{
     WARPGROUP_ROWS,
 };
 
+// What is hidden here is how kernels use a plan: for their tests and inspection.
 impl Plan {
     /// Elements between rows of a shared tile of `cols` columns, or what they take where it is cut
     /// into boxes.
-    pub const fn row_stride(&self, cols: usize) -> usize {
+    pub(crate) const fn row_stride(&self, cols: usize) -> usize {
         match self.copy {
             CopyKind::Boxes => cols.next_multiple_of(BOX_COLS),
             _ => cols + ROW_PAD_BYTES / self.stage_bytes,
@@ -16,7 +17,7 @@ impl Plan {
     }
 
     /// Elements of one stage of a walked buffer with `cols` columns.
-    pub const fn walked_len(&self, cols: usize) -> usize {
+    pub(crate) const fn walked_len(&self, cols: usize) -> usize {
         let cols = match self.values {
             ValueBuffer::Own => cols,
             ValueBuffer::OfKeys => max(self.tile.head_pad, self.tile.val_pad),
@@ -34,7 +35,7 @@ impl Plan {
     }
 
     /// Elements of an owned buffer with `cols` columns.
-    pub const fn owned_len(&self, cols: usize) -> usize {
+    pub(crate) const fn owned_len(&self, cols: usize) -> usize {
         self.tile.block_m * self.row_stride(cols)
     }
 
@@ -58,17 +59,18 @@ impl Plan {
 
     /// Elements of the place of [`QueryOperand::Lent`], by which the owned operands come and in which the
     /// walked tiles lie.
-    pub const fn place_len(&self) -> usize {
+    pub(crate) const fn place_len(&self) -> usize {
         max(self.owned_most(), self.walked_total(1, 1))
     }
 
     /// Stages of the statistics of the walked queries: two, or those of a divided walk's tiles.
-    pub const fn stats_stages(&self) -> usize {
+    pub(crate) const fn stats_stages(&self) -> usize {
         if self.is_divided() { self.stages() } else { 2 }
     }
 
     /// (log-sum-exp, delta) pairs of the walked queries in shared memory; of the owned ones in dq by
     /// functions of elements.
+    #[doc(hidden)]
     pub const fn stats_len(&self) -> usize {
         self.stats_in(self.stats_stages())
     }
@@ -107,7 +109,7 @@ impl Plan {
     }
 
     /// Elements of the probabilities in [`UnitKind::Scalar`]'s scratch.
-    pub const fn prob_len(&self) -> usize {
+    pub(crate) const fn prob_len(&self) -> usize {
         match self.unit {
             UnitKind::Scalar => self.tile.block_n * (self.tile.block_m + 4),
             UnitKind::Cmma | UnitKind::Mma | UnitKind::Wgmma => 0,
@@ -116,6 +118,7 @@ impl Plan {
 
     /// f32 of scratch besides: row reductions (Scalar) or visible scores (Cmma), in whose place
     /// the probabilities come.
+    #[doc(hidden)]
     pub const fn scratch_len(&self) -> usize {
         match (self.unit, self.reduction) {
             (UnitKind::Scalar, Reduction::Shared) => self.tile.block_m * self.across(),
@@ -127,7 +130,7 @@ impl Plan {
 
     /// Columns of `Cmma`'s visible scores; where only what leaves the cube is made visible, those of a
     /// matrix.
-    pub const fn visible_cols(&self) -> usize {
+    pub(crate) const fn visible_cols(&self) -> usize {
         if self.is_mapped() {
             16
         } else {
@@ -136,7 +139,7 @@ impl Plan {
     }
 
     /// Lanes that share a row of `Cmma`'s visible scores.
-    pub const fn row_parts(&self) -> usize {
+    pub(crate) const fn row_parts(&self) -> usize {
         if self.plane_size > self.rows {
             self.plane_size / self.rows
         } else {
@@ -146,7 +149,7 @@ impl Plan {
 
     /// f32 between rows of `Cmma`'s visible scores. Lanes that read beside each other, and the
     /// planes' stores of whole matrices, then fall on different banks.
-    pub const fn score_stride(&self) -> usize {
+    pub(crate) const fn score_stride(&self) -> usize {
         self.visible_cols()
             + if self.row_parts() > 1 && self.visible_cols() > 16 {
                 8

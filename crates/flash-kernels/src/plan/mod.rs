@@ -30,6 +30,10 @@ pub struct TileShape {
 }
 
 /// The comptime configuration of a kernel.
+///
+/// [`select`](crate::select::select) makes one whose sizes fit each other. A field changed by hand is
+/// for tests and measurements: [`Plan::check`] tells whether a device has what the plan needs, and of
+/// its sizes only part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Plan {
     /// Which kernel.
@@ -79,20 +83,22 @@ pub struct Plan {
 
 /// Elements by which rows in shared memory are apart beyond their length, in bytes: one 16-byte
 /// access, so that the rows of an 8-row matrix fall on different banks.
-pub const ROW_PAD_BYTES: usize = 16;
+pub(crate) const ROW_PAD_BYTES: usize = 16;
 
 /// Columns of a box of [`CopyKind::Boxes`]: 128 bytes of 16-bit elements, the span of the swizzle.
-pub const BOX_COLS: usize = 64;
+pub(crate) const BOX_COLS: usize = 64;
 
 /// Rows of a warpgroup of [`UnitKind::Wgmma`].
-pub const WARPGROUP_ROWS: usize = 64;
+pub(crate) const WARPGROUP_ROWS: usize = 64;
 
 /// Shared memory of a cube on sm_90, in bytes, as far as [`UnitKind::Wgmma`] plans for it.
 const SM90_SHARED_BYTES: usize = 227 * 1024;
 
+// What is hidden here is how kernels use a plan: for their tests and inspection.
 impl Plan {
     /// Stages of the K/V pipeline. Boxes of the forward pass travel into four where those fit, or three;
     /// those of a divided one into three.
+    #[doc(hidden)]
     pub const fn stages(&self) -> usize {
         match (self.copy, self.pass) {
             (CopyKind::Vector | CopyKind::Ahead, _) => 1,
@@ -109,6 +115,7 @@ impl Plan {
     /// Stages of the walked tiles of `head_dim` columns: `stages`, and one more where the sum of a step
     /// needs its keys until the next: with two, a warpgroup would wait for keys that can be asked for
     /// only when the other is through with that sum.
+    #[doc(hidden)]
     pub const fn head_stages(&self) -> usize {
         match (self.copy, self.pass) {
             (CopyKind::Boxes, Pass::Dq) => 3,
@@ -122,13 +129,14 @@ impl Plan {
     }
 
     /// Key tiles that the last warpgroup of a query tile may see after the last of the first one.
+    #[doc(hidden)]
     pub const fn lag(&self) -> usize {
         (self.tile.block_m - WARPGROUP_ROWS).div_ceil(self.tile.block_n)
     }
 
     /// Does a warpgroup wait for the next queries while others still need values? Those queries come
     /// after the last values, for which there must be a stage besides the ones it has not released.
-    pub const fn must_not_lag(&self) -> bool {
+    pub(crate) const fn must_not_lag(&self) -> bool {
         matches!(
             (self.unit, self.pass, self.causality),
             (UnitKind::Wgmma, Pass::Forward, Causality::Causal)
@@ -137,16 +145,18 @@ impl Plan {
 
     /// Elements of a vector of a shared tile: 16 bytes, which are four words of two elements for
     /// [`UnitKind::Cmma`].
-    pub const fn vector_elems(&self) -> usize {
+    pub(crate) const fn vector_elems(&self) -> usize {
         16 / self.stage_bytes
     }
 
     /// Are whole vectors of words loaded from global memory? Else elements are, and packed.
+    #[doc(hidden)]
     pub const fn loads_words(&self) -> bool {
         matches!(self.unit, UnitKind::Cmma) && self.load_width == self.vector_elems()
     }
 
     /// Components of one global load.
+    #[doc(hidden)]
     pub const fn load_components(&self) -> usize {
         if self.loads_words() {
             self.load_width / 2
@@ -156,13 +166,13 @@ impl Plan {
     }
 
     /// Vectors of a walked tile of `cols` columns that each unit carries.
-    pub const fn carried(&self, cols: usize) -> usize {
+    pub(crate) const fn carried(&self, cols: usize) -> usize {
         (self.tile.block_n * cols / self.vector_elems()).div_ceil(self.threads)
     }
 
     /// Stages of the owned buffers: two where the next query tile of a cube may travel while this
     /// one is computed, and both fit.
-    pub const fn owned_stages(&self) -> usize {
+    pub(crate) const fn owned_stages(&self) -> usize {
         match (self.copy, self.pass) {
             (CopyKind::Boxes, Pass::Forward) if self.fits(2, self.head_stages(), self.stages()) => {
                 2
@@ -172,23 +182,26 @@ impl Plan {
     }
 
     /// Do the walked tiles lie where the owned ones were?
-    pub const fn lends(&self) -> bool {
+    pub(crate) const fn lends(&self) -> bool {
         matches!(self.queries, QueryOperand::Lent)
     }
 
     /// Do functions change the elements of its products where they are?
+    #[doc(hidden)]
     pub const fn is_mapped(&self) -> bool {
         matches!((self.unit, self.isa), (UnitKind::Cmma, Isa::Mapped))
     }
 
     /// Do two warpgroups have the same 64 keys, and divide the products among them? One has the scores
     /// and dv, the other dk: what one has no registers for together.
+    #[doc(hidden)]
     pub const fn is_divided(&self) -> bool {
         matches!((self.pass, self.unit), (Pass::Dkv, UnitKind::Wgmma))
             && self.tile.block_m == WARPGROUP_ROWS
     }
 
     /// Warpgroups that multiply, beside the one that copies.
+    #[doc(hidden)]
     pub const fn consumers(&self) -> usize {
         if self.is_divided() {
             2
@@ -207,7 +220,7 @@ impl Plan {
 
     /// Tiles in shared memory of what warpgroups exchange: gradients of scores, where each multiplies
     /// those of all, or probabilities.
-    pub const fn exchange_stages(&self) -> usize {
+    pub(crate) const fn exchange_stages(&self) -> usize {
         match self.pass {
             Pass::Fused => 2,
             Pass::Dkv if self.is_divided() => 2,
@@ -216,16 +229,17 @@ impl Plan {
     }
 
     /// Boxes side by side in a tile of `head_pad` columns.
-    pub const fn head_boxes(&self) -> usize {
+    pub(crate) const fn head_boxes(&self) -> usize {
         self.tile.head_pad.div_ceil(BOX_COLS)
     }
 
     /// Pieces of 64 × 64 of a tile of dq, each the work of a warpgroup of [`Pass::Fused`].
-    pub const fn pieces(&self) -> usize {
+    pub(crate) const fn pieces(&self) -> usize {
         self.tile.block_n / WARPGROUP_ROWS * self.head_boxes()
     }
 
     /// Barriers in shared memory by which [`CopyKind::Boxes`] tells that a stage is full or empty.
+    #[doc(hidden)]
     pub const fn barriers(&self) -> usize {
         match self.copy {
             CopyKind::Boxes => {
@@ -239,7 +253,7 @@ impl Plan {
     /// Lengths of the vectors that hold a unit's scores, probabilities in pairs, and sums over
     /// `head_pad` and `val_pad` columns of [`UnitKind::Wgmma`]: powers of two, since a vector is
     /// aligned to its size.
-    pub const fn held(&self) -> [usize; 4] {
+    pub(crate) const fn held(&self) -> [usize; 4] {
         let scores = self.tile.block_n / 2;
         [
             scores.next_power_of_two(),
@@ -250,12 +264,7 @@ impl Plan {
     }
 
     /// Units that share a row of [`UnitKind::Scalar`]'s register tiles.
-    pub const fn across(&self) -> usize {
+    pub(crate) const fn across(&self) -> usize {
         self.threads * self.rows / self.tile.block_m
-    }
-
-    /// Planes of a cube.
-    pub const fn planes(&self) -> usize {
-        self.threads / self.plane_size
     }
 }

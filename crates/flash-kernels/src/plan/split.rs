@@ -49,7 +49,7 @@ impl Plan {
 
     /// The plan with as many parts as `device` is worth: one, unless query tiles leave half of its
     /// processors idle; else as many as run at the same time, of `LEAST_KEYS` each or more.
-    pub fn split_for(self, device: &DeviceClass, shape: &AttentionShape) -> Self {
+    pub(crate) fn split_for(self, device: &DeviceClass, shape: &AttentionShape) -> Self {
         let tiles = self.query_tiles(shape).max(1);
         let can = self.pass == Pass::Forward;
         let splits = match can && 2 * tiles <= device.processors {

@@ -5,16 +5,16 @@
 //! `dq` (owns queries, walks keys) and `dkv` (owns keys, walks queries). `p` is recomputed from
 //! q, k and the log-sum-exp; no `[seqlen_q, seqlen_k]` matrix exists.
 
-pub mod delta;
-pub mod dkv;
+pub(crate) mod delta;
+pub(crate) mod dkv;
 mod dkv_divided;
-pub mod dkv_mapped;
-pub mod dkv_overlapped;
+pub(crate) mod dkv_mapped;
+pub(crate) mod dkv_overlapped;
 mod dkv_supply;
-pub mod dq;
-pub mod dq_mapped;
-pub mod dq_overlapped;
-pub mod fused_overlapped;
-pub mod fused_sums;
-pub mod mapped;
-pub mod overlapped;
+pub(crate) mod dq;
+pub(crate) mod dq_mapped;
+pub(crate) mod dq_overlapped;
+pub(crate) mod fused_overlapped;
+pub(crate) mod fused_sums;
+pub(crate) mod mapped;
+pub(crate) mod overlapped;

@@ -5,17 +5,17 @@ use cubecl::prelude::*;
 use super::tile::SharedTile;
 use crate::plan::Plan;
 
-pub mod cmma;
-pub mod hopper;
-pub mod mapped;
-pub mod mma;
-pub mod operand;
-pub mod ptx;
-pub mod scalar;
-pub mod visible;
-pub mod wgmma;
-pub mod wgmma_ops;
-pub mod words;
+pub(crate) mod cmma;
+pub(crate) mod hopper;
+pub(crate) mod mapped;
+pub(crate) mod mma;
+pub(crate) mod operand;
+pub(crate) mod ptx;
+pub(crate) mod scalar;
+pub(crate) mod visible;
+pub(crate) mod wgmma;
+pub(crate) mod wgmma_ops;
+pub(crate) mod words;
 
 pub use cmma::Cmma;
 pub use mapped::MappedUnit;
@@ -162,7 +162,7 @@ pub trait MatrixUnit: Send + Sync + 'static {
 
 /// `value` with the elements of `loaded`, converted, from its component `j·W` on.
 #[cube]
-pub fn stage_elements<S: Numeric, V: Size, L: Numeric, W: Size>(
+pub(crate) fn stage_elements<S: Numeric, V: Size, L: Numeric, W: Size>(
     value: Vector<S, V>,
     loaded: Vector<L, W>,
     #[comptime] j: usize,
