@@ -10,12 +10,12 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use clap::Parser;
 use serde_json::{Map, Value, json};
 
-use common::args::Role;
 use common::device::{Runtime, Target};
 use common::grid::{Case, Series};
-use common::memory_args::{MemoryArgs, USAGE};
+use common::memory_args::MemoryArgs;
 use common::memory_report::{Entry, earlier, json_line, panel, render, verdict};
 use common::oracle::Agreement;
 use common::outcome::{Outcome, Status};
@@ -25,27 +25,26 @@ use common::step;
 use common::worker::{Silence, Worker, serve};
 
 fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let result = MemoryArgs::parse(&words).and_then(|args| match args.role {
-        Role::Help => {
-            print!("{USAGE}");
-            Ok(ExitCode::SUCCESS)
-        }
-        Role::Worker(series) => {
-            let target = Target::open(Runtime::from_environment()?);
-            let cases = args.cases();
-            serve(|position| answer(&target, series, &cases[position], args.layers));
-            Ok(ExitCode::SUCCESS)
-        }
-        Role::Main => run(&args),
-    });
+    let args = MemoryArgs::parse();
+    let result = match args.worker {
+        Some(series) => work(series, &args),
+        None => run(&args),
+    };
     result.unwrap_or_else(|message| {
         eprintln!("{message}");
         ExitCode::from(2)
     })
 }
 
-/// The child's side: one step.
+/// The child's side: `series` on each case that it is told.
+fn work(series: Series, args: &MemoryArgs) -> Result<ExitCode, String> {
+    let target = Target::open(Runtime::from_environment()?);
+    let cases = args.cases();
+    serve(|position| answer(&target, series, &cases[position], args.layers));
+    Ok(ExitCode::SUCCESS)
+}
+
+/// One step.
 fn answer(target: &Target, series: Series, case: &Case, layers: usize) -> Map<String, Value> {
     let footprint = match without_panic(|| step::measure(target, series, case, layers)) {
         Ok(footprint) => footprint,

@@ -1,204 +1,165 @@
-//! The command line of a benchmark.
+//! The command line of a benchmark of the papers' grid.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::error::ErrorKind;
+use clap::{Arg, ArgAction, Command, CommandFactory, FromArgMatches, Parser, ValueEnum};
 use flash_kernels::GradientOrder;
 
-use super::choice::{Choice, Units, tile, units};
+use super::choice::{Choice, Units};
 use super::grid::{Case, Causality, Dtype, Pass, Series, Size};
 
-/// Whether series run in child processes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Isolation {
-    /// One child per series; a case can be stopped at its limit.
-    Child,
-    /// Everything in this process; nothing can be stopped.
-    InProcess,
-}
-
-/// What this process is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
-    /// Runs the grid and writes the report.
-    Main,
-    /// Reads case numbers from stdin and answers with results for this series.
-    Worker(Series),
-    /// Prints [`usage`](super::usage::usage) and ends.
-    Help,
-}
-
 /// The parsed command line.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Parser)]
+#[command(
+    args_override_self = true,
+    mut_args = takes_negative_numbers,
+    after_help = "FLASH_RUNTIME=cuda|vulkan|wgpu picks the runtime."
+)]
 pub struct Args {
     /// Which benchmark this is.
+    #[arg(skip = Pass::Forward)]
     pub pass: Pass,
-    /// What this process is.
-    pub role: Role,
+    /// Cargo passes it to a benchmark without the standard harness.
+    #[arg(long, hide = true)]
+    bench: bool,
+    /// Makes this process a child, which times this series only.
+    #[arg(long, hide = true)]
+    pub worker: Option<Series>,
+    /// What is timed.
+    #[arg(long = "only", value_name = "LIST", action = ArgAction::Set, value_delimiter = ',')]
+    #[arg(default_value = "ours,op,burn")]
+    pub series: Vec<Series>,
     /// Element types.
+    #[arg(long = "dtype", alias = "dtypes", value_name = "LIST")]
+    #[arg(action = ArgAction::Set, value_delimiter = ',')]
+    #[arg(default_value = "f16,bf16", default_value_if("small", "true", "f32"))]
     pub dtypes: Vec<Dtype>,
     /// Head dimensions.
+    #[arg(long, value_name = "LIST", value_parser = positive)]
+    #[arg(action = ArgAction::Set, value_delimiter = ',')]
+    #[arg(default_value = "64,128", default_value_if("small", "true", "64"))]
     pub dims: Vec<usize>,
     /// Sequence lengths.
+    #[arg(long, value_name = "LIST", value_parser = positive)]
+    #[arg(action = ArgAction::Set, value_delimiter = ',')]
+    #[arg(default_value = "1024,4096,16384", default_value_ifs([
+        ("small", "true", "64,256"),
+        ("small_shapes", "true", "1024,4096,16384,65536"),
+    ]))]
     pub seqlens: Vec<usize>,
-    /// Queries; none for as many as keys.
+    /// Numbers of queries, of which all pairs with --seqlens that have at most as many queries as
+    /// keys; without it as many as keys. Forward only.
+    #[arg(long, value_name = "LIST", value_parser = positive)]
+    #[arg(action = ArgAction::Set, value_delimiter = ',')]
+    #[arg(default_value_if("small_shapes", "true", "1,128,512,1024"))]
     pub queries: Vec<usize>,
     /// Causal settings.
-    pub causalities: Vec<Causality>,
-    /// What is timed.
-    pub series: Vec<Series>,
+    // By its path: one value that is a vector, not a value for each element.
+    #[arg(long = "causal", value_name = "WHICH", value_parser = causalities())]
+    #[arg(default_value = "both", default_value_if("small_shapes", "true", "no"))]
+    pub causalities: std::vec::Vec<Causality>,
     /// What replaces the table's choice for ours.
+    #[command(flatten)]
     pub choice: Choice,
-    /// Order of the gradient's sums.
+    /// Order of the sums of the gradient; fused where it can run.
+    #[arg(long, value_name = "WHICH", value_parser = schedule(), default_value = "deterministic")]
     pub schedule: GradientOrder,
-    /// Papers' or tiny shapes.
-    pub size: Size,
-    /// Longest time for one series on one case.
+    /// Tiny shapes for a CPU device: --dtype f32 --dims 64 --seqlens 64,256 --batch-ms 20.
+    #[arg(long, conflicts_with_all = ["small_shapes", "peers"])]
+    small: bool,
+    /// One sequence of 8 heads, forward only: --queries 1,128,512,1024
+    /// --seqlens 1024,4096,16384,65536 --causal no.
+    #[arg(long)]
+    small_shapes: bool,
+    /// Longest time for one series on one case, its compilation and autotuning included; past it
+    /// the case is 'not finished'.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "240")]
     pub limit: Duration,
-    /// Longest time for the whole run.
+    /// Longest time for the whole run: stops the case at hand, 'skips' the rest.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub budget: Option<Duration>,
-    /// Least length of a timed batch.
+    /// Least length of a timed batch in milliseconds.
+    #[arg(long = "batch-ms", value_name = "MS", value_parser = milliseconds)]
+    #[arg(default_value = "200", default_value_if("small", "true", "20"))]
     pub batch: Duration,
-    /// TFLOP/s that no device can exceed.
+    /// TFLOP/s that no device can exceed: a faster result is 'impossible'.
+    #[arg(long, value_name = "TFLOPS", value_parser = ceiling, default_value = "1500")]
     pub ceiling: f64,
-    /// Child processes or not.
-    pub isolation: Isolation,
-    /// JSON lines go here.
+    /// No child processes and no limit: for profilers and sanitizers.
+    #[arg(long)]
+    pub in_process: bool,
+    /// Writes one JSON object per line here.
+    #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
-    /// The SVG goes here.
+    /// Writes an SVG of TFLOP/s against sequence length here.
+    #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
-    /// Output of the peers script.
+    /// Output of benches/anchors/peers.py from the same machine: adds ratios.
+    #[arg(long, value_name = "FILE")]
     pub peers: Option<PathBuf>,
 }
 
 impl Args {
-    /// The arguments when none are given.
-    fn with_defaults(pass: Pass, size: Size) -> Self {
-        let small = size == Size::Small;
-        Self {
-            pass,
-            role: Role::Main,
-            dtypes: if small {
-                vec![Dtype::F32]
-            } else {
-                vec![Dtype::F16, Dtype::Bf16]
-            },
-            dims: if small { vec![64] } else { vec![64, 128] },
-            seqlens: match size {
-                Size::Papers => vec![1024, 4096, 16_384],
-                Size::Small => vec![64, 256],
-                Size::Few => vec![1024, 4096, 16_384, 65_536],
-            },
-            queries: match size {
-                Size::Papers | Size::Small => Vec::new(),
-                Size::Few => vec![1, 128, 512, 1024],
-            },
-            causalities: match size {
-                Size::Papers | Size::Small => vec![Causality::Full, Causality::Causal],
-                Size::Few => vec![Causality::Full],
-            },
-            series: pass.series()[..3].to_vec(),
-            choice: Choice::NONE,
-            schedule: GradientOrder::Deterministic,
-            size,
-            limit: Duration::from_secs(240),
-            budget: None,
-            batch: Duration::from_millis(if small { 20 } else { 200 }),
-            ceiling: 1500.0,
-            isolation: Isolation::Child,
-            out: None,
-            plot: None,
-            peers: None,
-        }
+    /// The options of the benchmark of `pass`.
+    fn command_of(pass: Pass) -> Command {
+        let name = pass.name();
+        let about = match pass {
+            Pass::Forward => "Times attention forward",
+            Pass::Backward => "Times the gradient of attention",
+        };
+        let usage = format!("cargo bench --bench {name} [--features cuda|vulkan] -- [OPTIONS]");
+        let command = Self::command()
+            .name(name)
+            .about(about)
+            .override_usage(usage);
+        let series = ["series", "worker"].into_iter();
+        series.fold(command, |command, id| {
+            command.mut_arg(id, |arg| arg.value_parser(one_of(pass.series())))
+        })
     }
 
-    /// Parses the arguments after the name of the benchmark of `pass`.
+    /// Parses the command line of the benchmark of `pass`, its name first.
     ///
     /// # Errors
     ///
-    /// A message for the user: an unknown option, a missing or malformed value, or `--peers`
-    /// with `--small` (the peers are measured on the papers' grid).
-    pub fn parse(pass: Pass, args: &[String]) -> Result<Self, String> {
-        let size = args.iter().find_map(|arg| Size::parse(arg));
-        let size = size.unwrap_or(Size::Papers);
-        let mut parsed = Self::with_defaults(pass, size);
-        let mut rest = args.iter();
-        while let Some(option) = rest.next() {
-            match option.as_str() {
-                // Cargo passes --bench to a benchmark without the standard harness.
-                "--bench" => continue,
-                option if Size::parse(option).is_some() => continue,
-                "--in-process" => {
-                    parsed.isolation = Isolation::InProcess;
-                    continue;
-                }
-                "--help" | "-h" => {
-                    parsed.role = Role::Help;
-                    continue;
-                }
-                _ => {}
-            }
-            let value = rest
-                .next()
-                .ok_or_else(|| format!("unknown option or missing value: {option}"))?;
-            parsed.set(option, value)?;
+    /// The help that is asked for, or what is wrong with an option or with two together.
+    pub fn read<T>(pass: Pass, words: impl IntoIterator<Item = T>) -> Result<Self, clap::Error>
+    where
+        T: Into<OsString> + Clone,
+    {
+        let mut command = Self::command_of(pass);
+        let matches = command.try_get_matches_from_mut(words)?;
+        let args = Self::from_arg_matches(&matches)?;
+        let args = Self { pass, ..args };
+        match args.contradiction() {
+            Some(message) => Err(command.error(ErrorKind::ArgumentConflict, message)),
+            None => Ok(args),
         }
-        if pass == Pass::Backward && !parsed.queries.is_empty() {
-            return Err("--queries and --small-shapes are of the forward benchmark".into());
-        }
-        let choice = parsed.choice;
-        if pass == Pass::Backward && (choice.tile.is_some() || choice.splits.is_some()) {
-            return Err("--tile and --splits are of the forward benchmark".into());
-        }
-        if choice.units == Units::Mma && parsed.schedule == GradientOrder::Fused {
-            return Err("--schedule fused is of the kernels that --units mma leaves out".into());
-        }
-        if parsed.peers.is_some() && size == Size::Small {
-            return Err("--peers needs the papers' grid, so it does not go with --small".into());
-        }
-        Ok(parsed)
     }
 
-    fn set(&mut self, option: &str, value: &str) -> Result<(), String> {
-        let known = self.pass.series();
-        let series = |text: &str| Series::parse(text).filter(|it| known.contains(it));
-        match option {
-            "--dtype" | "--dtypes" => self.dtypes = list(option, value, Dtype::parse)?,
-            "--dims" => self.dims = list(option, value, positive)?,
-            "--seqlens" => self.seqlens = list(option, value, positive)?,
-            "--queries" => self.queries = list(option, value, positive)?,
-            "--units" => self.choice.units = one(option, value, units)?,
-            "--splits" => self.choice.splits = Some(one(option, value, positive)?),
-            "--only" => self.series = list(option, value, series)?,
-            "--tile" => self.choice.tile = Some(one(option, value, tile)?),
-            "--schedule" => self.schedule = one(option, value, schedule)?,
-            "--causal" => {
-                self.causalities = match value {
-                    "both" => vec![Causality::Full, Causality::Causal],
-                    "no" => vec![Causality::Full],
-                    "yes" => vec![Causality::Causal],
-                    _ => return Err(format!("--causal {value}: expected both, no or yes")),
-                }
-            }
-            "--limit" => self.limit = Duration::from_secs(one(option, value, positive)? as u64),
-            "--budget" => {
-                self.budget = Some(Duration::from_secs(one(option, value, positive)? as u64));
-            }
-            "--batch-ms" => {
-                self.batch = Duration::from_millis(one(option, value, positive)? as u64);
-            }
-            "--ceiling" => {
-                self.ceiling = one(option, value, |text| {
-                    text.parse().ok().filter(|x: &f64| *x > 0.0)
-                })?;
-            }
-            "--worker" => self.role = Role::Worker(one(option, value, series)?),
-            "--out" => self.out = Some(value.into()),
-            "--plot" => self.plot = Some(value.into()),
-            "--peers" => self.peers = Some(value.into()),
-            _ => return Err(format!("unknown option {option}")),
+    fn contradiction(&self) -> Option<&'static str> {
+        let (choice, is_backward) = (self.choice, self.pass == Pass::Backward);
+        if is_backward && !self.queries.is_empty() {
+            Some("--queries and --small-shapes are of the forward benchmark")
+        } else if is_backward && (choice.tile.is_some() || choice.splits.is_some()) {
+            Some("--tile and --splits are of the forward benchmark")
+        } else if choice.units == Units::Mma && self.schedule == GradientOrder::Fused {
+            Some("--schedule fused is of the kernels that --units mma leaves out")
+        } else {
+            None
         }
-        Ok(())
+    }
+
+    fn size(&self) -> Size {
+        match (self.small, self.small_shapes) {
+            (true, _) => Size::Small,
+            (_, true) => Size::Few,
+            _ => Size::Papers,
+        }
     }
 
     /// The grid, lengths innermost. The same list in the main process and in its workers, which
@@ -209,7 +170,7 @@ impl Args {
             for &head_dim in &self.dims {
                 for &causality in &self.causalities {
                     for &seqlen in &self.seqlens {
-                        let case = Case::new(self.size, dtype, head_dim, causality, seqlen);
+                        let case = Case::new(self.size(), dtype, head_dim, causality, seqlen);
                         let case = case.of(self.pass);
                         let fewer = self.queries.iter().filter(|it| **it <= seqlen);
                         cases.extend(fewer.map(|queries| case.with_queries(*queries)));
@@ -224,52 +185,72 @@ impl Args {
     }
 }
 
-fn schedule(text: &str) -> Option<GradientOrder> {
-    match text {
-        "deterministic" => Some(GradientOrder::Deterministic),
-        "fused" => Some(GradientOrder::Fused),
-        _ => None,
-    }
+fn causalities() -> impl TypedValueParser<Value = Vec<Causality>> {
+    PossibleValuesParser::new(["both", "no", "yes"]).map(|which| match which.as_str() {
+        "no" => vec![Causality::Full],
+        "yes" => vec![Causality::Causal],
+        _ => vec![Causality::Full, Causality::Causal],
+    })
+}
+
+fn schedule() -> impl TypedValueParser<Value = GradientOrder> {
+    let names = PossibleValuesParser::new(["deterministic", "fused"]);
+    names.map(|name| match name.as_str() {
+        "fused" => GradientOrder::Fused,
+        _ => GradientOrder::Deterministic,
+    })
+}
+
+fn ceiling(text: &str) -> Result<f64, &'static str> {
+    let number = text.parse().ok().filter(|&number| number > 0.0);
+    number.ok_or("expected a number greater than 0")
+}
+
+fn milliseconds(text: &str) -> Result<Duration, &'static str> {
+    positive(text).map(|number| Duration::from_millis(number as u64))
+}
+
+/// A number of seconds from 1 on.
+///
+/// # Errors
+///
+/// As [`positive`].
+pub fn seconds(text: &str) -> Result<Duration, &'static str> {
+    positive(text).map(|number| Duration::from_secs(number as u64))
 }
 
 /// A number from 1 on.
-pub fn positive(text: &str) -> Option<usize> {
-    text.parse().ok().filter(|&n| n > 0)
-}
-
-/// The value of an option.
 ///
 /// # Errors
 ///
-/// When `parse` has none for the text; the message names the option.
-pub fn one<T>(option: &str, value: &str, parse: impl Fn(&str) -> Option<T>) -> Result<T, String> {
-    parse(value).ok_or_else(|| format!("{option}: {value:?} is not a value it takes"))
+/// What is allowed, when the text is anything else.
+pub fn positive(text: &str) -> Result<usize, &'static str> {
+    let number = text.parse().ok().filter(|&number| number > 0);
+    number.ok_or("expected a whole number of at least 1")
 }
 
-/// The values of an option, separated by commas.
-///
-/// # Errors
-///
-/// As [`one`].
-pub fn list<T>(
-    option: &str,
-    value: &str,
-    parse: impl Fn(&str) -> Option<T>,
-) -> Result<Vec<T>, String> {
-    value
-        .split(',')
-        .map(|item| one(option, item.trim(), &parse))
-        .collect()
+/// The name of one of `values`.
+pub fn one_of<T>(values: &'static [T]) -> impl TypedValueParser<Value = T>
+where
+    T: ValueEnum + Send + Sync,
+{
+    let names = PossibleValuesParser::new(values.iter().filter_map(T::to_possible_value));
+    names.map(|name| T::from_str(&name, false).expect("the parser has checked it"))
+}
+
+/// So that -1 is refused as the value of the option before it, and not as an unknown option.
+pub fn takes_negative_numbers(arg: Arg) -> Arg {
+    let takes_value = arg.get_action().takes_values();
+    arg.allow_negative_numbers(takes_value)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::usage::usage;
     use super::*;
 
     fn parse_for(pass: Pass, line: &str) -> Result<Args, String> {
-        let args: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        Args::parse(pass, &args)
+        let words = [pass.name()].into_iter().chain(line.split_whitespace());
+        Args::read(pass, words).map_err(|error| error.to_string())
     }
 
     fn parse(line: &str) -> Result<Args, String> {
@@ -277,11 +258,26 @@ mod tests {
     }
 
     #[test]
+    fn the_options_are_sound_and_help_names_every_series() {
+        for pass in [Pass::Forward, Pass::Backward] {
+            Args::command_of(pass).debug_assert();
+            let help = parse_for(pass, "--help").unwrap_err();
+            assert!(help.contains(&format!("--bench {} ", pass.name())));
+            for series in pass.series() {
+                assert!(help.contains(series.name()), "{help}");
+            }
+        }
+        assert!(!parse("--help").unwrap_err().contains("dkv"));
+    }
+
+    #[test]
     fn the_default_grid_is_the_papers() {
         let args = parse("--bench").unwrap();
         assert_eq!(args.cases().len(), 2 * 2 * 2 * 3);
         assert_eq!(args.series, [Series::Ours, Series::Op, Series::Burn]);
-        assert_eq!(args.role, Role::Main);
+        assert_eq!(args.worker, None);
+        let child = parse("--small --bench --worker op").unwrap();
+        assert_eq!(child.worker, Some(Series::Op));
     }
 
     #[test]
@@ -303,6 +299,8 @@ mod tests {
         let args = parse("--dims 32 --small").unwrap();
         assert_eq!(args.dims, [32]);
         assert_eq!(args.cases()[0].shape(), [4, 8, 64, 32]);
+        assert_eq!(args.batch, Duration::from_millis(20));
+        assert_eq!(args.dtypes, [Dtype::F32]);
     }
 
     #[test]
@@ -341,13 +339,12 @@ mod tests {
             (args.choice, earlier.choice.units),
             (Choice::NONE, Units::Mma)
         );
-        for pass in [Pass::Forward, Pass::Backward] {
-            let usage = usage(pass);
-            assert!(usage.contains(&format!("--bench {} ", pass.name())));
-            for series in pass.series() {
-                assert!(usage.contains(series.name()), "{usage}");
-            }
-        }
+    }
+
+    #[test]
+    fn the_last_of_several_values_counts() {
+        let args = parse("--dims 32 --limit 1 --small --dims 64 --limit 2 --small").unwrap();
+        assert_eq!((args.dims, args.limit), (vec![64], Duration::from_secs(2)));
     }
 
     #[test]
@@ -356,6 +353,7 @@ mod tests {
             "--nope 1",
             "--dims",
             "--dims 0",
+            "--dims -1",
             "--dtype f8",
             "--causal maybe",
             "--schedule fast",
@@ -369,5 +367,6 @@ mod tests {
             assert!(message.contains(option), "{line}: {message}");
         }
         assert!(parse("--small --peers f").is_err());
+        assert!(parse("--small --small-shapes").is_err());
     }
 }

@@ -1,15 +1,20 @@
 //! The cases: the grid of the FlashAttention papers, and its FLOP count.
 
+use clap::ValueEnum;
+
 /// Element type of Q, K, V and O.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Dtype {
     /// IEEE half precision.
+    #[value(alias = "float16")]
     F16,
     /// bfloat16.
+    #[value(alias = "bfloat16")]
     Bf16,
     /// IEEE single precision.
+    #[value(alias = "float32")]
     F32,
-    /// The same, with products in tf32 where ours has them.
+    /// f32 with products in tf32 where ours has them: the path of a result tells whether it did.
     Tf32,
 }
 
@@ -26,13 +31,7 @@ impl Dtype {
 
     /// Parses [`Dtype::name`] and PyTorch's names (`float16`, `bfloat16`, `float32`).
     pub fn parse(text: &str) -> Option<Self> {
-        match text {
-            "f16" | "float16" => Some(Self::F16),
-            "bf16" | "bfloat16" => Some(Self::Bf16),
-            "f32" | "float32" => Some(Self::F32),
-            "tf32" => Some(Self::Tf32),
-            _ => None,
-        }
+        Self::from_str(text, false).ok()
     }
 
     /// Bytes per element.
@@ -53,11 +52,13 @@ impl Dtype {
 }
 
 /// Which keys a query sees.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Causality {
     /// All keys.
+    #[value(name = "no")]
     Full,
     /// The keys at or before its own position.
+    #[value(name = "yes")]
     Causal,
 }
 
@@ -99,7 +100,7 @@ impl Pass {
 }
 
 /// What is timed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Series {
     /// Our kernels, launched on raw buffers by `flash_kernels::forward` or `backward`.
     Ours,
@@ -140,7 +141,7 @@ impl Series {
 
     /// Parses [`Series::name`].
     pub fn parse(text: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|series| series.name() == text)
+        Self::from_str(text, false).ok()
     }
 
     /// True for what this project wrote.
@@ -164,15 +165,6 @@ pub enum Size {
 const FEW_HEADS: usize = 8;
 
 impl Size {
-    /// The option of a benchmark that asks for it; none for the papers'.
-    pub fn parse(option: &str) -> Option<Self> {
-        match option {
-            "--small" => Some(Self::Small),
-            "--small-shapes" => Some(Self::Few),
-            _ => None,
-        }
-    }
-
     /// Tokens in all, batch times sequence length.
     pub fn tokens(self) -> usize {
         match self {
@@ -341,10 +333,14 @@ mod tests {
     }
 
     #[test]
-    fn every_series_is_found_by_its_name() {
+    fn everything_is_found_by_its_name() {
         for series in Pass::Backward.series() {
             assert_eq!(Series::parse(series.name()), Some(*series));
         }
+        for dtype in Dtype::value_variants() {
+            assert_eq!(Dtype::parse(dtype.name()), Some(*dtype));
+        }
+        assert_eq!(Dtype::parse("bfloat16"), Some(Dtype::Bf16));
         assert!(!Pass::Forward.series().contains(&Series::Dq));
     }
 

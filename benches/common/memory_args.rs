@@ -3,145 +3,83 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::args::{Role, list, one, positive};
+use clap::{ArgAction, Parser};
+
+use super::args::{one_of, positive, seconds, takes_negative_numbers};
 use super::grid::{Case, Causality, Dtype, Pass, Series};
 
-/// What `--help` prints.
-pub const USAGE: &str = "\
-Peak device memory of a training step through a stack of attention layers: our op under Burn's
-autodiff (op) beside Burn's own (burn).
+const SERIES: [Series; 2] = [Series::Op, Series::Burn];
+const DTYPES: [Dtype; 3] = [Dtype::F16, Dtype::Bf16, Dtype::F32];
 
-  cargo bench --bench memory [--features cuda|vulkan] -- [options]
-  FLASH_RUNTIME=cuda|vulkan|wgpu picks the runtime.
-
-  --seqlens LIST    powers of two are best       (default 512,1024,...,65536)
-  --only LIST       of op,burn                   (default both)
-  --dtype TYPE      f16, bf16 or f32             (default f16)
-  --batch N         batch size                   (default 1)
-  --heads N         heads of queries and keys    (default 8)
-  --dim N           head dimension               (default 64)
-  --layers N        layers of the stack          (default 2)
-  --causal WHICH    no or yes                    (default no)
-  --small           f32, 2 heads, seqlens 256,512,1024: for a CPU device
-  --limit SECONDS   for one step, its compilation and autotuning included (default 120)
-  --budget SECONDS  for the whole run: stop the case at hand, 'skip' the rest
-  --out FILE        one JSON object per line
-  --with FILE       adds the results in the output of an earlier run to table, fit and plot
-  --plot FILE       SVG of memory against sequence length, both logarithmic
-";
-
-/// The parsed command line.
-#[derive(Clone, Debug, PartialEq)]
+/// Peak device memory of a training step through a stack of attention layers: our op under Burn's
+/// autodiff (op) beside Burn's own (burn).
+#[derive(Clone, Debug, PartialEq, Parser)]
+#[command(
+    name = "memory",
+    args_override_self = true,
+    mut_args = takes_negative_numbers,
+    override_usage = "cargo bench --bench memory [--features cuda|vulkan] -- [OPTIONS]",
+    after_help = "FLASH_RUNTIME=cuda|vulkan|wgpu picks the runtime."
+)]
 pub struct MemoryArgs {
-    /// What this process is.
-    pub role: Role,
-    /// Sequence lengths.
+    /// Cargo passes it to a benchmark without the standard harness.
+    #[arg(long, hide = true)]
+    bench: bool,
+    /// Makes this process a child, which measures this series only.
+    #[arg(long, hide = true, value_parser = one_of(&SERIES))]
+    pub worker: Option<Series>,
+    /// Sequence lengths; powers of two are best.
+    #[arg(long, value_name = "LIST", value_parser = positive)]
+    #[arg(action = ArgAction::Set, value_delimiter = ',')]
+    #[arg(default_value = "512,1024,2048,4096,8192,16384,32768,65536")]
+    #[arg(default_value_if("small", "true", "256,512,1024"))]
     pub seqlens: Vec<usize>,
-    /// `Op`, `Burn` or both.
+    /// What is measured.
+    #[arg(long = "only", value_name = "LIST", value_parser = one_of(&SERIES))]
+    #[arg(action = ArgAction::Set, value_delimiter = ',', default_value = "op,burn")]
     pub series: Vec<Series>,
     /// Element type.
+    #[arg(long, value_name = "TYPE", value_parser = one_of(&DTYPES))]
+    #[arg(default_value = "f16", default_value_if("small", "true", "f32"))]
     pub dtype: Dtype,
     /// Batch size.
+    #[arg(long, value_name = "N", value_parser = positive, default_value = "1")]
     pub batch: usize,
-    /// Heads.
+    /// Heads of queries and keys.
+    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(default_value = "8", default_value_if("small", "true", "2"))]
     pub heads: usize,
     /// Head dimension.
+    #[arg(long = "dim", value_name = "N", value_parser = positive, default_value = "64")]
     pub head_dim: usize,
-    /// Layers.
+    /// Layers of the stack.
+    #[arg(long, value_name = "N", value_parser = positive, default_value = "2")]
     pub layers: usize,
-    /// Mask.
+    /// Causal mask.
+    #[arg(long = "causal", value_name = "WHICH")]
+    #[arg(value_enum, default_value_t = Causality::Full)]
     pub causality: Causality,
-    /// Longest time for one step.
+    /// For a CPU device: --dtype f32 --heads 2 --seqlens 256,512,1024.
+    #[arg(long)]
+    small: bool,
+    /// Longest time for one step, its compilation and autotuning included.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "120")]
     pub limit: Duration,
-    /// Longest time for the whole run.
+    /// Longest time for the whole run: stops the case at hand, 'skips' the rest.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub budget: Option<Duration>,
-    /// JSON lines go here.
+    /// Writes one JSON object per line here.
+    #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
-    /// JSON lines of earlier runs.
+    /// Adds the results in the output of an earlier run to table, fit and plot; may be repeated.
+    #[arg(long = "with", value_name = "FILE")]
     pub earlier: Vec<PathBuf>,
-    /// The SVG goes here.
+    /// Writes an SVG of memory against sequence length here, both logarithmic.
+    #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
 }
 
 impl MemoryArgs {
-    /// Parses the arguments after the program's name.
-    ///
-    /// # Errors
-    ///
-    /// A message for the user: an unknown option, or a missing or malformed value.
-    pub fn parse(args: &[String]) -> Result<Self, String> {
-        let small = args.iter().any(|arg| arg == "--small");
-        let mut parsed = Self {
-            role: Role::Main,
-            seqlens: if small {
-                vec![256, 512, 1024]
-            } else {
-                (9..=16).map(|power| 1 << power).collect()
-            },
-            series: vec![Series::Op, Series::Burn],
-            dtype: if small { Dtype::F32 } else { Dtype::F16 },
-            batch: 1,
-            heads: if small { 2 } else { 8 },
-            head_dim: 64,
-            layers: 2,
-            causality: Causality::Full,
-            limit: Duration::from_secs(120),
-            budget: None,
-            out: None,
-            earlier: Vec::new(),
-            plot: None,
-        };
-        let mut rest = args.iter();
-        while let Some(option) = rest.next() {
-            match option.as_str() {
-                "--bench" | "--small" => continue,
-                "--help" | "-h" => {
-                    parsed.role = Role::Help;
-                    continue;
-                }
-                _ => {}
-            }
-            let value = rest
-                .next()
-                .ok_or_else(|| format!("unknown option or missing value: {option}"))?;
-            parsed.set(option, value)?;
-        }
-        Ok(parsed)
-    }
-
-    fn set(&mut self, option: &str, value: &str) -> Result<(), String> {
-        let series = |text: &str| {
-            let known = [Series::Op, Series::Burn];
-            Series::parse(text).filter(|it| known.contains(it))
-        };
-        let number = || one(option, value, positive);
-        let seconds = || number().map(|it| Duration::from_secs(it as u64));
-        match option {
-            "--seqlens" => self.seqlens = list(option, value, positive)?,
-            "--only" => self.series = list(option, value, series)?,
-            "--dtype" => self.dtype = one(option, value, Dtype::parse)?,
-            "--batch" => self.batch = number()?,
-            "--heads" => self.heads = number()?,
-            "--dim" => self.head_dim = number()?,
-            "--layers" => self.layers = number()?,
-            "--causal" => {
-                self.causality = one(option, value, |text| match text {
-                    "no" => Some(Causality::Full),
-                    "yes" => Some(Causality::Causal),
-                    _ => None,
-                })?;
-            }
-            "--limit" => self.limit = seconds()?,
-            "--budget" => self.budget = Some(seconds()?),
-            "--worker" => self.role = Role::Worker(one(option, value, series)?),
-            "--out" => self.out = Some(value.into()),
-            "--with" => self.earlier.push(value.into()),
-            "--plot" => self.plot = Some(value.into()),
-            _ => return Err(format!("unknown option {option}")),
-        }
-        Ok(())
-    }
-
     /// The cases of one series, the shortest first: each takes longer than the one before, so a budget
     /// leaves the most lengths done.
     pub fn cases(&self) -> Vec<Case> {
@@ -163,11 +101,18 @@ impl MemoryArgs {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory;
+
     use super::*;
 
     fn parse(line: &str) -> Result<MemoryArgs, String> {
-        let args: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
-        MemoryArgs::parse(&args)
+        let words = ["memory"].into_iter().chain(line.split_whitespace());
+        MemoryArgs::try_parse_from(words).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_options_are_sound() {
+        MemoryArgs::command().debug_assert();
     }
 
     #[test]
@@ -192,6 +137,8 @@ mod tests {
         for line in [
             "--only ours",
             "--heads 0",
+            "--dtype tf32",
+            "--layers -1",
             "--causal both",
             "--nope 1",
             "--out",

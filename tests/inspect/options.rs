@@ -2,59 +2,32 @@
 
 use std::path::PathBuf;
 
+use clap::Parser;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use flash_kernels::codegen::Target;
 
 use super::cases::{Case, target_name};
 
-/// What `--help` prints.
-pub const USAGE: &str = "\
-inspect: generates the kernels without a GPU, compiles or validates them, and tells what came out
-
-  --cuda-tools DIR   CUDA tree with bin/ptxas, bin/nvdisasm, lib/libnvrtc.so.13 and include/;
-                     DIR/lib must be in LD_LIBRARY_PATH (cargo xtask inspect sees to both)
-  --target NAME      only cuda, wgsl or spirv; may be repeated
-  --only TEXT        only kernels whose label has the words TEXT, such as \"f16 d64\"; may be
-                     repeated
-  --keep DIR         leave text, PTX, machine code and modules in DIR
-  --help             this
-";
-
-/// What was asked for.
-#[derive(Clone, Debug, Default, PartialEq)]
+/// Generates the kernels without a GPU, compiles or validates them, and tells what came out.
+#[derive(Clone, Debug, PartialEq, Parser)]
+#[command(name = "inspect", args_override_self = true)]
 pub struct Options {
-    /// The CUDA tree.
+    /// CUDA tree with bin/ptxas, bin/nvdisasm, lib/libnvrtc.so.13 and include/; DIR/lib must be in
+    /// LD_LIBRARY_PATH (cargo xtask inspect sees to both).
+    #[arg(long, value_name = "DIR")]
     pub cuda_tools: Option<PathBuf>,
-    /// Where generated files stay.
-    pub keep: Option<PathBuf>,
+    /// Only kernels in this language; may be repeated.
+    #[arg(long = "target", value_name = "NAME", value_parser = target())]
     targets: Vec<Target>,
+    /// Only kernels whose label has these words, such as "f16 d64"; may be repeated.
+    #[arg(long, value_name = "TEXT")]
     only: Vec<String>,
+    /// Leaves text, PTX, machine code and modules here.
+    #[arg(long, value_name = "DIR")]
+    pub keep: Option<PathBuf>,
 }
 
 impl Options {
-    /// Reads the words of a command line; `None` where it asks for help.
-    ///
-    /// # Errors
-    ///
-    /// The word that is not understood.
-    pub fn parse(words: impl IntoIterator<Item = String>) -> Result<Option<Self>, String> {
-        let mut options = Self::default();
-        let mut words = words.into_iter();
-        while let Some(word) = words.next() {
-            if word == "--help" {
-                return Ok(None);
-            }
-            let value = words.next();
-            match (word.as_str(), value) {
-                ("--cuda-tools", Some(dir)) => options.cuda_tools = Some(dir.into()),
-                ("--keep", Some(dir)) => options.keep = Some(dir.into()),
-                ("--only", Some(text)) => options.only.push(text),
-                ("--target", Some(name)) => options.targets.push(target(&name)?),
-                _ => return Err(format!("{word} is unknown or lacks a value; see --help")),
-            }
-        }
-        Ok(Some(options))
-    }
-
     /// Is the kernel one of those asked for?
     pub fn wants(&self, case: &Case) -> bool {
         let target = self.targets.is_empty() || self.targets.contains(&case.machine.target);
@@ -70,26 +43,28 @@ impl Options {
     }
 }
 
-fn target(name: &str) -> Result<Target, String> {
-    let all = [Target::Cuda, Target::Wgsl, Target::Spirv];
-    let found = all.into_iter().find(|target| target_name(*target) == name);
-    found.ok_or_else(|| format!("target {name} is not cuda, wgsl or spirv"))
+fn target() -> impl TypedValueParser<Value = Target> {
+    const ALL: [Target; 3] = [Target::Cuda, Target::Wgsl, Target::Spirv];
+    let find = |name: String| ALL.into_iter().find(|target| target_name(*target) == name);
+    PossibleValuesParser::new(ALL.map(target_name))
+        .map(move |name| find(name).expect("the parser has checked it"))
 }
 
 #[cfg(test)]
 mod tests {
+    use clap::{CommandFactory, error::ErrorKind};
+
     use super::*;
     use crate::cases;
 
-    fn parse(line: &str) -> Result<Option<Options>, String> {
-        Options::parse(line.split_whitespace().map(str::to_owned))
+    fn parse(line: &str) -> Result<Options, clap::Error> {
+        Options::try_parse_from(["inspect"].into_iter().chain(line.split_whitespace()))
     }
 
     #[test]
     fn filters_combine() {
-        let options = parse("--target wgsl --only d64 --only d128")
-            .unwrap()
-            .unwrap();
+        Options::command().debug_assert();
+        let options = parse("--target wgsl --only d64 --only d128").unwrap();
         let wanted: Vec<_> = cases::all()
             .into_iter()
             .filter(|x| options.wants(x))
@@ -97,13 +72,15 @@ mod tests {
         assert!(wanted.iter().all(|x| x.machine.target == Target::Wgsl));
         let sizes = |size| wanted.iter().any(|x| x.ask.head_dim == size);
         assert!(sizes(64) && sizes(128) && !sizes(256));
-        assert!(!options.wants_all() && parse("").unwrap().unwrap().wants_all());
+        assert!(!options.wants_all() && parse("").unwrap().wants_all());
     }
 
     #[test]
     fn what_is_not_understood_is_named() {
-        assert!(parse("--target metal").is_err_and(|e| e.contains("metal")));
-        assert!(parse("--keep").is_err_and(|e| e.contains("--keep")));
-        assert_eq!(parse("--help"), Ok(None));
+        let message = |line| parse(line).unwrap_err().to_string();
+        assert!(message("--target metal").contains("metal"));
+        assert!(message("--keep").contains("--keep"));
+        let help = parse("--help").unwrap_err();
+        assert_eq!(help.kind(), ErrorKind::DisplayHelp);
     }
 }
