@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use flash_reference::rng::Rng;
 use flash_reference::rounding::{backward_plain, ulp};
 use flash_reference::{Gradients, Inputs as Operands, Spec};
 
 use super::grid::{Case, Causality, Dtype};
-use super::inputs::{Inputs, SplitMix};
+use super::inputs::Inputs;
 use super::oracle::{FULL_CHECK, one_head, reference};
 
 /// Sampled rows of each sampled head.
@@ -101,8 +102,8 @@ pub fn pick(case: &Case) -> Vec<(usize, Vec<usize>)> {
     if heads * n * n * case.head_dim <= FULL_CHECK {
         return (0..heads).map(|head| (head, (0..n).collect())).collect();
     }
-    let mut random = SplitMix(n as u64);
-    let mut below = |end: usize| random.bits() as usize % end;
+    let mut rng = Rng::new(n as u64);
+    let mut below = |end: usize| rng.next_u64() as usize % end;
     let mut picked = BTreeMap::new();
     // The ends of the sequence and of the usual tiles, in the first and the last head.
     for head in [0, heads - 1] {

@@ -3,6 +3,7 @@
 //! Standard normal values from a fixed seed, rounded to the element type. Real values matter:
 //! a GPU runs faster on zeros, and zeros hide wrong indexing.
 
+use flash_reference::rng::Rng;
 use half::{bf16, f16};
 
 use super::grid::{Dtype, Pass};
@@ -88,13 +89,10 @@ fn normal(dtype: Dtype, elements: usize, stream: u64) -> Vec<f32> {
 }
 
 fn fill(dtype: Dtype, chunk: &mut [f32], seed: u64) {
-    let mut random = SplitMix(seed);
+    let mut rng = Rng::new(seed);
     for pair in chunk.chunks_mut(2) {
-        // Box and Muller: two uniform values give two normal ones.
-        let radius = (-2.0 * (1.0 - random.unit()).ln()).sqrt();
-        let (sin, cos) = (std::f64::consts::TAU * random.unit()).sin_cos();
-        for (value, part) in pair.iter_mut().zip([cos, sin]) {
-            *value = round(dtype, (radius * part) as f32);
+        for (value, normal) in pair.iter_mut().zip(rng.normal_pair()) {
+            *value = round(dtype, normal as f32);
         }
     }
 }
@@ -104,25 +102,6 @@ fn round(dtype: Dtype, value: f32) -> f32 {
         Dtype::F16 => f16::from_f32(value).to_f32(),
         Dtype::Bf16 => bf16::from_f32(value).to_f32(),
         Dtype::F32 | Dtype::Tf32 => value,
-    }
-}
-
-/// Steele, Lea and Flood's SplitMix64: one multiplication chain per value, any seed is good.
-pub struct SplitMix(pub u64);
-
-impl SplitMix {
-    /// The next 64 random bits.
-    pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = self.0;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        bits ^ (bits >> 31)
-    }
-
-    /// Uniform in [0, 1).
-    fn unit(&mut self) -> f64 {
-        (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 

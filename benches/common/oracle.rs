@@ -10,11 +10,12 @@
 //! A row of causal attention with equal lengths is one query over the keys up to its own
 //! position, so each row is computed by itself, and rows of the longest sequences cost little.
 
+use flash_reference::rng::Rng;
 use flash_reference::rounding::{self, Dtype as ReferenceDtype};
 use flash_reference::{Causality as ReferenceCausality, Inputs as Operands, Spec, forward};
 
 use super::grid::{Case, Causality, Dtype};
-use super::inputs::{Inputs, Sign, SplitMix};
+use super::inputs::{Inputs, Sign};
 
 /// All rows are checked while rows · keys · head_dim is at most this.
 pub const FULL_CHECK: usize = 1 << 25;
@@ -176,10 +177,10 @@ fn pick_rows(case: &Case) -> Vec<(usize, usize)> {
             }
         }
     }
-    let mut random = SplitMix(n as u64);
+    let mut rng = Rng::new(n as u64);
     while rows.len() < SAMPLED_ROWS {
-        let head = random.bits() as usize % heads;
-        rows.push((head, random.bits() as usize % n));
+        let head = rng.next_u64() as usize % heads;
+        rows.push((head, rng.next_u64() as usize % n));
     }
     rows
 }

@@ -8,7 +8,6 @@ mod curve;
 #[path = "../common/device.rs"]
 mod device;
 mod model;
-mod random;
 mod resume;
 mod run;
 mod sample;

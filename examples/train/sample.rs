@@ -2,9 +2,9 @@
 
 use burn::module::Module;
 use burn::tensor::{Device, Int, Tensor, TensorData};
+use flash_reference::rng::Rng;
 
 use crate::model::Attend;
-use crate::random::Random;
 use crate::trainer::Trainer;
 
 /// What logits are divided by: below 1, likely characters become likelier.
@@ -16,7 +16,7 @@ pub fn sample(trainer: &Trainer, device: &Device, count: usize) -> (String, Stri
     let context = trainer.settings.context;
     let model = trainer.model.valid();
     let attend = Attend::from(trainer.settings);
-    let mut random = Random::new(trainer.settings.seed, u64::MAX);
+    let mut random = Rng::stream(trainer.settings.seed, u64::MAX);
     let prompt = (count / 8).clamp(1, context);
     let mut numbers = trainer.text.held_out[..prompt].to_vec();
     for _ in 0..count {
@@ -38,11 +38,11 @@ pub fn sample(trainer: &Trainer, device: &Device, count: usize) -> (String, Stri
 }
 
 /// The number of a logit, as likely as the softmax says.
-fn draw(logits: &[f32], random: &mut Random) -> i32 {
+fn draw(logits: &[f32], random: &mut Rng) -> i32 {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let weight = |logit: f32| (f64::from(logit - largest) / TEMPERATURE).exp();
     let total: f64 = logits.iter().map(|&logit| weight(logit)).sum();
-    let mut left = random.unit() * total;
+    let mut left = random.uniform() * total;
     for (number, &logit) in (0..).zip(logits) {
         left -= weight(logit);
         if left < 0.0 {

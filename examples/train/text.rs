@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use flash_reference::rng::Rng;
+
 use crate::Outcome;
-use crate::random::Random;
 
 /// What is learned without `--text`; `data/README.md` says where it is from.
 const DEFAULT: &str = include_str!("data/paradise-lost.txt");
@@ -104,7 +105,7 @@ impl Text {
 /// Sequences of `context + 1` characters, one after the other, from places of `text` that depend on
 /// `seed` and `step` alone: so a resumed training sees the batches that it would have seen.
 pub fn batch(text: &[i32], batch: usize, context: usize, seed: u64, step: usize) -> Vec<i32> {
-    let mut random = Random::new(seed, step as u64);
+    let mut random = Rng::stream(seed, step as u64);
     let places = text.len() - context;
     let mut numbers = Vec::with_capacity(batch * (context + 1));
     for _ in 0..batch {

@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use burn::tensor::{Device, Tensor};
 use burn_flash_attention::{FlashOptions, flash_attention};
 use flash_reference::Causality::{self, Causal, Full};
+use flash_reference::rng::Rng;
 use flash_reference::rounding::Dtype::{self, Bf16, F16, F32, Tf32};
 use flash_reference::rounding::{backward_plain, round_all};
 use flash_reference::{Gradients, backward};
@@ -12,7 +13,6 @@ use rstest::rstest;
 
 use crate::compare::{assert_within, gradient_limit};
 use crate::problem::{Problem, Qkv};
-use crate::rng::Rng;
 use crate::runtime;
 use crate::support::{dims, download, upload};
 

@@ -39,7 +39,6 @@ mod precision;
 mod problem;
 mod regression;
 mod report;
-mod rng;
 mod runtime;
 mod shapes;
 mod split_choice;

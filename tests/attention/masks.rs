@@ -1,12 +1,12 @@
 //! Bool masks: `true` drops a key, any dimension broadcasts, and what is dropped leaves no trace.
 
 use flash_reference::Causality::{self, Causal, Full};
+use flash_reference::rng::Rng;
 use flash_reference::rounding::Dtype::{self, Bf16, F16, F32};
 use rstest::rstest;
 
 use crate::gradients::{gradients_on, random_d_out, weighted};
 use crate::problem::{Got, Problem};
-use crate::rng::Rng;
 use crate::runtime;
 use crate::support::{Dims, Host, dims, download, upload_mask};
 
@@ -96,7 +96,7 @@ fn random_rows_that_see_nothing(
     let problem = Problem::random(dtype, dims(2, 2, 150, 290, 64)).causality(causality);
     let mut rng = Rng::new(3);
     let shape = [2, 2, 150, 1];
-    problem.mask(shape, |_| rng.chance(0.3)).check();
+    problem.mask(shape, |_| rng.uniform() < 0.3).check();
 }
 
 #[test]

@@ -1,11 +1,11 @@
 //! Range and accuracy: large values, large logits, scales, and the log-sum-exp.
 
 use flash_reference::Causality::{self, Causal, Full};
+use flash_reference::rng::Rng;
 use flash_reference::rounding::Dtype::{self, Bf16, F16, F32};
 use rstest::rstest;
 
 use crate::problem::{Got, Problem};
-use crate::rng::Rng;
 use crate::runtime;
 use crate::support::{Dims, Host, dims, download};
 

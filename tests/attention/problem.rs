@@ -4,11 +4,11 @@ use burn::tensor::{Device, Tensor};
 use burn_flash_attention::{
     AttentionPath, AttentionReport, FlashOptions, FlashOutput, Precision, try_flash_attention,
 };
+use flash_reference::rng::Rng;
 use flash_reference::rounding::{Dtype, forward_plain, round_all};
 use flash_reference::{Causality, Inputs, Output, Spec, forward};
 
 use crate::compare::{assert_within, is_yardstick, limit};
-use crate::rng::Rng;
 use crate::runtime;
 use crate::support::{Dims, Host, download, upload, upload_mask};
 
@@ -117,7 +117,7 @@ impl Problem {
     /// Drops each element of a mask of `shape` with probability `p`.
     pub fn random_mask(self, shape: [usize; 4], p: f64) -> Self {
         let mut rng = Rng::new(shape.iter().fold(5, |seed, &size| seed * 131 + size as u64));
-        self.mask(shape, |_| rng.chance(p))
+        self.mask(shape, |_| rng.uniform() < p)
     }
 
     /// Adds normal values of `shape`, which broadcasts to the scores.

@@ -35,6 +35,7 @@ mod backward;
 mod format;
 mod forward;
 mod mask;
+pub mod rng;
 pub mod rounding;
 
 pub use backward::backward;

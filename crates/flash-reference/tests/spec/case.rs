@@ -1,6 +1,6 @@
 //! Small problems that together use every option.
 
-use flash_reference::{Causality, Inputs, Spec};
+use flash_reference::{Causality, Inputs, Spec, rng::Rng};
 
 /// A problem that owns its tensors.
 #[derive(Clone)]
@@ -165,20 +165,11 @@ pub fn every_option() -> Vec<Case> {
     ]
 }
 
-/// `length` numbers in [-1, 1) that depend on `seed` alone (SplitMix64).
+/// `length` numbers in [-1, 1) that depend on `seed` alone.
 pub fn noise(length: usize, seed: u64) -> Vec<f64> {
-    let mut state = seed << 32;
-    let draw = || random(&mut state) as f64 / 2.0_f64.powi(63) - 1.0;
+    let mut rng = Rng::new(seed << 32);
+    let draw = || rng.next_u64() as f64 / 2.0_f64.powi(63) - 1.0;
     std::iter::repeat_with(draw).take(length).collect()
-}
-
-/// The next 64 random bits (SplitMix64).
-pub fn random(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 /// The largest absolute value of `x`.

@@ -4,5 +4,6 @@ mod case;
 mod forward;
 mod gradients;
 mod plain;
+mod rng;
 mod rounding;
 mod visibility;

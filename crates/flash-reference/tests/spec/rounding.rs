@@ -1,6 +1,5 @@
+use flash_reference::rng::Rng;
 use flash_reference::rounding::{Dtype, round, round_all, ulp};
-
-use crate::case::random;
 
 /// The non-negative finite values of a 16-bit format in ascending order, decoded from all its bit
 /// patterns, and what would come next if the exponent went on.
@@ -58,9 +57,9 @@ fn every_16_bit_value_and_every_midpoint_rounds_to_nearest_even() {
 
 #[test]
 fn f32_agrees_with_the_processor() {
-    let mut state = 1;
+    let mut rng = Rng::new(1);
     for _ in 0..1_000_000 {
-        let bits = random(&mut state);
+        let bits = rng.next_u64();
         // Any bits at all, and bits whose exponent an f32 has, subnormals included.
         let exponent = 1023 - 152 + (bits >> 52) % (152 + 130);
         let in_range = bits & !(0x7ff << 52) | exponent << 52;
@@ -118,10 +117,10 @@ fn known_values() {
 
 #[test]
 fn tf32_has_the_fraction_of_f16_and_the_range_of_f32() {
-    let mut state = 7;
+    let mut rng = Rng::new(7);
     for _ in 0..100_000 {
         // Between 2^-8 and 2^8, where f16 is normal.
-        let bits = random(&mut state);
+        let bits = rng.next_u64();
         let x = f64::from_bits(bits & !(0x7ff << 52) | (1023 - 8 + (bits >> 52) % 16) << 52);
         assert_eq!(round(Dtype::Tf32, x), round(Dtype::F16, x), "{x:e}");
         let far = 2.0_f64.powi(100);
