@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use flash_reference::rng::Rng;
 use flash_reference::rounding::{backward_plain, ulp};
-use flash_reference::{Gradients, Inputs as Operands, Spec};
+use flash_reference::{Gradients, Inputs as Operands};
 
 use super::grid::{Case, Causality, Dtype};
 use super::inputs::Inputs;
