@@ -1,5 +1,7 @@
 //! The report: one Markdown table, and a note for every result that is not plain.
 
+use comfy_table::{CellAlignment, Table, presets};
+
 use super::grid::{Case, Pass, Series};
 use super::note::note;
 use super::outcome::{Outcome, Status};
@@ -170,24 +172,16 @@ fn ratio(ours: Option<f64>, other: Option<f64>) -> String {
 
 /// A Markdown table whose columns line up, right-aligned; the first line is its header.
 pub fn align(lines: &[Vec<String>]) -> String {
-    let columns = lines[0].len();
-    let width = |column: usize| {
-        let cells = lines.iter().map(|line| line[column].chars().count());
-        cells.max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..columns).map(width).collect();
-    let row = |line: &[String]| {
-        let cells = line.iter().zip(&widths);
-        let padded = cells.map(|(cell, &width)| format!(" {cell:>width$} |"));
-        format!("|{}\n", padded.collect::<String>())
-    };
-    let mut text = row(&lines[0]);
-    let rule = widths
-        .iter()
-        .map(|width| format!("{}:|", "-".repeat(width + 1)));
-    text += &format!("|{}\n", rule.collect::<String>());
-    lines[1..].iter().for_each(|line| text += &row(line));
-    text
+    let mut table = Table::new();
+    table
+        .load_style(presets::ASCII_MARKDOWN)
+        .set_header(&lines[0])
+        .add_rows(&lines[1..]);
+    for column in table.column_iter_mut() {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    // A colon is Markdown's mark of a right-aligned column; cells end in a space, the rule does not.
+    format!("{table}\n").replace("-|", ":|")
 }
 
 /// One panel per dtype, head dimension and causal setting, with a curve per series and peer.
