@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::tensor::ops::AttentionModuleOptions;
-use burn::tensor::{Bool, DType, Device, Tensor};
+use burn::tensor::{Bool, DType, Tensor};
 use burn_flash_attention::{
     AttentionPath, FlashOptions, attention, attention_report, flash_attention, try_attention,
     try_flash_attention,
@@ -206,10 +206,7 @@ fn bias_of_another_dtype() {
 #[case::mask("mask")]
 #[case::bias("bias")]
 fn devices_that_disagree(#[case] moved: &str) {
-    let elsewhere = match runtime::has_kernels() {
-        true => Device::flex(),
-        false => runtime::ndarray(),
-    };
+    let elsewhere = runtime::elsewhere();
     let place = |argument, shape: [usize; 4]| {
         let here = ones(F32, shape);
         if argument == moved {

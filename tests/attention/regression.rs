@@ -34,7 +34,7 @@ fn a_far_row_met_a_tile_that_it_does_not_see(
     #[values(F32, Bf16)] dtype: Dtype,
 ) {
     if runtime::is_software() && len > 300 {
-        return;
+        return runtime::skip("a software device has one tile for all lengths");
     }
     let dims = dims(1, 1, len, len, 80);
     let random = Problem::random(dtype, dims);

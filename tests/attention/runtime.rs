@@ -94,7 +94,21 @@ pub fn client() -> Option<Client> {
     }
 }
 
+/// A device other than the one under test.
+pub fn elsewhere() -> Device {
+    if has_kernels() {
+        return Device::flex();
+    }
+    #[cfg(feature = "ndarray")]
+    return ndarray();
+    #[cfg(all(feature = "wgpu", not(feature = "ndarray")))]
+    return Device::wgpu(DeviceKind::DefaultDevice);
+    #[cfg(not(any(feature = "ndarray", feature = "wgpu")))]
+    panic!("a second device needs the feature ndarray or wgpu");
+}
+
 /// Burn's other CPU backend: on its way out, but the library serves it.
+#[cfg(feature = "ndarray")]
 #[allow(deprecated)]
 pub fn ndarray() -> Device {
     Device::ndarray()
@@ -131,6 +145,22 @@ pub fn has_kernels() -> bool {
 /// cases at their full size.
 pub fn is_software() -> bool {
     !is_card()
+}
+
+/// `full` on a card, `small` on a software device, which takes a minute for what a card does in a
+/// millisecond. `small` has to reach what `full` does: more than one tile, an uneven end.
+pub fn on_card<T>(full: T, small: T) -> T {
+    match is_software() {
+        true => small,
+        false => full,
+    }
+}
+
+/// Says that the running test asserts nothing here, and why: `cargo xtask test` counts it as skipped.
+pub fn skip(reason: &str) {
+    let thread = std::thread::current();
+    let name = thread.name().unwrap_or("a test");
+    writeln!(std::io::stdout(), "\nskipped: {name}: {reason}").expect("stdout is open");
 }
 
 /// Whether the device holds tensors of `dtype`.
