@@ -1,5 +1,7 @@
-//! Running a command as a named step: a spinner with the elapsed time on a terminal, plain lines
+//! Running a command as a named step: on a terminal a bar with the time elapsed and left, plain lines
 //! elsewhere.
+
+mod cargo;
 
 use std::io::{self, BufRead, BufReader, IsTerminal, Read};
 use std::process::{Command, ExitStatus, Stdio};
@@ -69,11 +71,14 @@ pub fn capture(name: &str, command: impl Into<Command>) -> Result<String> {
     Ok(String::from_utf8_lossy(&captured).into_owned())
 }
 
-/// Behind a pipe cargo would think that nobody sees colors.
+/// Behind a pipe cargo would think that nobody sees colors, or how many crates are done.
 fn colored(command: &mut Command) {
     if std::env::var_os("NO_COLOR").is_none() {
         command.env("CARGO_TERM_COLOR", "always");
     }
+    command
+        .env("CARGO_TERM_PROGRESS_WHEN", "always")
+        .env("CARGO_TERM_PROGRESS_WIDTH", "100");
 }
 
 /// A step in progress; its line disappears when it is dropped.
@@ -87,10 +92,8 @@ impl Step {
     /// Shows that the step `name` has begun.
     pub fn start(name: &str) -> Self {
         let bar = io::stdout().is_terminal().then(|| {
-            let style = ProgressStyle::with_template("{spinner} {prefix} [{elapsed}] {wide_msg}")
-                .unwrap_or_else(|_| ProgressStyle::default_spinner());
             let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stdout())
-                .with_style(style)
+                .with_style(style(UNCOUNTED))
                 .with_prefix(name.to_owned());
             bar.enable_steady_tick(Duration::from_millis(120));
             bar
@@ -111,6 +114,38 @@ impl Step {
             Some(bar) => bar.set_message(with.to_owned()),
             None => println!("    {with}"),
         }
+    }
+
+    /// Says that `done` of `all` parts are done, and what the step is busy with; off a terminal
+    /// nothing, since a line for each part would bury the others.
+    pub fn at(&self, done: u64, all: u64, with: &str) {
+        let Some(bar) = &self.bar else { return };
+        if bar.length() != Some(all) {
+            bar.set_length(all);
+            bar.set_style(style(COUNTED));
+            // The time left is reckoned from here on: another count has another pace.
+            bar.reset_eta();
+        }
+        bar.set_position(done);
+        bar.set_message(with.to_owned());
+    }
+
+    /// Shows `line` and keeps it.
+    pub fn keep(&self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.println(line),
+            None => println!("{line}"),
+        }
+    }
+
+    /// Time since the start.
+    pub fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Whether there is a bar.
+    pub fn is_drawn(&self) -> bool {
+        self.bar.is_some()
     }
 
     /// Ends the step with a line that says how long it took.
@@ -137,20 +172,50 @@ impl Step {
         Err(format!("{name} failed after {took}: {status}\n  {line}").into())
     }
 
-    /// Shows the lines of `stream` above the spinner until it ends.
+    /// Shows the lines of `stream` above the bar until it ends, but for what cargo says of its
+    /// progress, which moves the bar.
     fn relay(&self, stream: impl Read) -> io::Result<()> {
         let mut reader = BufReader::new(stream);
         let mut line = Vec::new();
-        while reader.read_until(b'\n', &mut line)? > 0 {
+        while read_line(&mut reader, &mut line)? {
             let text = String::from_utf8_lossy(&line);
-            match (&self.bar, cargo_status(&text)) {
-                (Some(bar), Some(status)) => bar.set_message(status),
-                (Some(bar), None) => bar.println(text.trim_end()),
-                (None, _) => println!("{}", text.trim_end()),
+            match (&self.bar, cargo::status(&text)) {
+                (Some(_), Some(cargo::Status::Crates { done, all, busy })) => {
+                    self.at(done, all, &busy);
+                }
+                (Some(_), Some(cargo::Status::Crate)) => {}
+                (_, None) if text.trim().is_empty() => {}
+                _ => self.keep(text.trim_end()),
             }
             line.clear();
         }
         Ok(())
+    }
+}
+
+/// Without a count the step has no end in sight.
+const UNCOUNTED: &str = "{spinner} {prefix} [{elapsed}] {wide_msg}";
+const COUNTED: &str = "{spinner} {prefix} [{elapsed}, {eta} left] {pos}/{len} {wide_msg}";
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_spinner())
+}
+
+/// Appends what comes before the next line feed or carriage return, with which cargo redraws its
+/// progress; false at the end.
+fn read_line(reader: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
+    loop {
+        let buffer = reader.fill_buf()?;
+        if buffer.is_empty() {
+            return Ok(!line.is_empty());
+        }
+        let end = buffer.iter().position(|byte| b"\r\n".contains(byte));
+        line.extend_from_slice(&buffer[..end.unwrap_or(buffer.len())]);
+        let used = end.map_or(buffer.len(), |end| end + 1);
+        reader.consume(used);
+        if end.is_some() {
+            return Ok(true);
+        }
     }
 }
 
@@ -160,35 +225,6 @@ impl Drop for Step {
             bar.finish_and_clear();
         }
     }
-}
-
-/// The lines by which cargo says which crate it is at: they replace one another on the spinner's
-/// line in place of scrolling by in hundreds.
-fn cargo_status(line: &str) -> Option<String> {
-    const BUSY: [&str; 6] = [
-        "Compiling",
-        "Checking",
-        "Documenting",
-        "Downloading",
-        "Downloaded",
-        "Fresh",
-    ];
-    let plain = without_escapes(line);
-    let plain = plain.trim();
-    BUSY.iter()
-        .any(|verb| plain.strip_prefix(verb).is_some_and(|x| x.starts_with(' ')))
-        .then(|| plain.to_owned())
-}
-
-/// `line` without its color codes (`ESC [ .. letter`).
-fn without_escapes(line: &str) -> String {
-    let mut parts = line.split('\x1b');
-    let mut plain = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let end = part.find(|c: char| c.is_ascii_alphabetic());
-        plain.push_str(end.map_or(part, |end| &part[end + 1..]));
-    }
-    plain
 }
 
 /// A command line to show or to copy, with the variables that were set for it.
@@ -247,11 +283,14 @@ mod tests {
     }
 
     #[test]
-    fn cargo_status_lines_are_recognized_under_their_colors() {
-        let colored = "\x1b[1m\x1b[92m   Compiling\x1b[0m burn v0.22.1";
-        assert_eq!(cargo_status(colored).unwrap(), "Compiling burn v0.22.1");
-        assert_eq!(cargo_status("warning: Compiling is slow"), None);
-        assert_eq!(cargo_status("Compilingx y"), None);
+    fn lines_end_where_cargo_redraws_its_progress() {
+        let mut reader = BufReader::with_capacity(4, "one\rtwo\nthree".as_bytes());
+        let mut lines = Vec::new();
+        let mut line = Vec::new();
+        while read_line(&mut reader, &mut line).unwrap() {
+            lines.push(String::from_utf8(std::mem::take(&mut line)).unwrap());
+        }
+        assert_eq!(lines, ["one", "two", "three"]);
     }
 
     #[test]
