@@ -7,7 +7,8 @@ use crate::{Result, progress, setup};
 
 /// Every backend, so that no line is left out; the same for clippy and rustdoc, so that the
 /// second reuses what the first has compiled.
-const FEATURES: &str = "flash-suite/cuda,flash-suite/vulkan,flash-suite/exhaustive";
+const FEATURES: &str =
+    "flash-suite/cuda,flash-suite/vulkan,flash-suite/ndarray,flash-suite/exhaustive";
 
 /// Checks the members of the workspace, the vendored stand-in left out.
 ///

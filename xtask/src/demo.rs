@@ -41,9 +41,12 @@ pub fn run(sh: &Shell, options: &Options, started_in: &Path) -> Result<()> {
     // The dev profile: dependencies are optimized there, and the tests use the same build.
     let embed = cmd!(
         sh,
-        "cargo run -p {SUITE} --example embed -- --model {model} {file...} {sentences...}"
+        "cargo run -p {SUITE} --example embed -- --model {model} {file...} -- {sentences...}"
     )
-    .env("FLASH_RUNTIME", Runtime::Wgpu.name());
+    .env("FLASH_RUNTIME", Runtime::Wgpu.name())
+    // Burn would try dozens of variants of its products for these eight sentences, which on a
+    // processor takes longer than the sentences.
+    .env("CUBECL_AUTOTUNE_LEVEL", "minimal");
     progress::run("demo", embed)
 }
 

@@ -5,13 +5,17 @@ mod bundle;
 mod cargo;
 mod check;
 mod demo;
+mod harness;
 mod inspect;
+mod newcomer;
 mod paths;
 mod progress;
 mod readme;
 mod setup;
 mod test;
 mod tidy;
+mod train;
+mod user_crates;
 mod validate;
 
 use std::process::ExitCode;
@@ -36,6 +40,8 @@ enum Task {
     Setup(setup::Options),
     /// Sentence embeddings with all-MiniLM-L6-v2 on this attention.
     Demo(demo::Options),
+    /// Train a small GPT on this attention.
+    Train(train::Options),
     /// Run the tests on one runtime or on all of them.
     Test(test::Options),
     /// Run the benchmarks.
@@ -48,7 +54,11 @@ enum Task {
     Inspect(inspect::Options),
     /// Pack test, bench and example binaries for a GPU machine without Rust.
     Bundle(bundle::Options),
-    /// What CI runs: setup, check, the tests of xtask, tidy, test, demo, train, inspect.
+    /// Build what the README tells users to write, in crates outside of the workspace, and package
+    /// the libraries.
+    Crates(user_crates::Options),
+    /// What CI runs: the README's commands in an empty home, check, the tests of xtask, tidy, crates,
+    /// inspect.
     Validate,
 }
 
@@ -70,12 +80,14 @@ fn run(task: Task) -> Result<()> {
     match task {
         Task::Setup(options) => setup::run(&sh, &options),
         Task::Demo(options) => demo::run(&sh, &options, &started_in),
+        Task::Train(options) => train::run(&sh, &options),
         Task::Test(options) => test::run(&sh, &options),
         Task::Bench(options) => bench::run(&sh, &options),
         Task::Check => check::run(&sh),
         Task::Tidy => tidy::run(&sh),
         Task::Inspect(options) => inspect::run(&sh, &options),
         Task::Bundle(options) => bundle::run(&sh, &options),
+        Task::Crates(options) => user_crates::run(&sh, &options),
         Task::Validate => validate::run(&sh),
     }
 }

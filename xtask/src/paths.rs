@@ -28,3 +28,8 @@ pub fn cache() -> Result<PathBuf> {
 pub fn program(name: &str) -> Option<PathBuf> {
     which::which(name).ok()
 }
+
+/// How many processes can run at a time.
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}

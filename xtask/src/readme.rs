@@ -24,6 +24,21 @@ pub fn command(readme: &str, start: &str) -> Result<Vec<String>> {
     Err(format!("README.md has no code block with a line `{start}`").into())
 }
 
+/// The first code block of `readme` in `language` that contains `part`.
+///
+/// # Errors
+/// When the README has no such block.
+pub fn block(readme: &str, language: &str, part: &str) -> Result<String> {
+    let fence = format!("```{language}\n");
+    readme
+        .split(&fence)
+        .skip(1)
+        .filter_map(|rest| rest.split_once("```"))
+        .find(|(block, _)| block.contains(part))
+        .map(|(block, _)| block.to_owned())
+        .ok_or_else(|| format!("README.md has no block of {language} with `{part}`").into())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -44,6 +59,17 @@ cargo xtask test --runtime wgpu   # on the CPU
         assert_eq!(demo.join(" "), "cargo xtask demo");
         let test = command(README, "cargo xtask test").unwrap();
         assert_eq!(test.join(" "), "cargo xtask test --runtime wgpu");
+    }
+
+    #[test]
+    fn a_block_is_found_by_its_language_and_contents() {
+        assert!(
+            block(README, "sh", "xtask demo")
+                .unwrap()
+                .starts_with("$ cargo")
+        );
+        assert!(block(README, "rust", "xtask demo").is_err());
+        assert!(block(README, "sh", "xtask bench").is_err());
     }
 
     #[test]

@@ -4,7 +4,16 @@ use clap::{Args, ValueEnum};
 use xshell::Shell;
 
 use crate::cargo::{self, Runtime};
+use crate::harness::{self, Binary};
 use crate::{Result, progress, setup};
+
+/// Burn tunes its own products for minutes; tests want their results alone. And where a backtrace of
+/// panics is asked for, CubeCL would take one of each of its errors too, of which a kernel that is built
+/// has thousands.
+const VARIABLES: [(&str, &str); 2] = [
+    ("CUBECL_AUTOTUNE_LEVEL", "minimal"),
+    ("RUST_LIB_BACKTRACE", "0"),
+];
 
 /// What to test.
 #[derive(Args)]
@@ -12,6 +21,9 @@ pub struct Options {
     /// What the kernels run on.
     #[arg(long, value_enum, default_value_t = Selection::Wgpu)]
     runtime: Selection,
+    /// More features of the suite, as `exhaustive` or `ndarray`.
+    #[arg(long, value_delimiter = ',')]
+    features: Vec<String>,
     /// Run only the tests whose names contain this.
     filter: Option<String>,
     /// Passed on to the test binaries.
@@ -65,32 +77,65 @@ pub fn run(sh: &Shell, options: &Options) -> Result<()> {
     Err(format!("failed: {}", failed.join(", ")).into())
 }
 
+/// Returns the device's description, or that no test was asked for it.
 fn test(sh: &Shell, runtime: Runtime, options: &Options) -> Result<String> {
-    setup::for_runtime(sh, runtime)?;
-    let (filter, args) = (&options.filter, &options.args);
-    let tests = cargo::test(sh, runtime)
-        .arg("--no-fail-fast")
-        .args(filter)
-        .arg("--")
-        .args(args)
-        // Burn tunes its own products for minutes on a GPU; tests want their results alone.
-        .env("CUBECL_AUTOTUNE_LEVEL", "minimal");
-    progress::run(&format!("tests on {}", runtime.name()), tests)?;
-
-    let describe = cargo::test(sh, runtime)
-        .args(["--quiet", "--test", "attention", "--"])
-        .args(["--exact", "runtime::describe", "--nocapture"]);
-    let name = format!("device of {}", runtime.name());
-    described(&progress::capture(&name, describe)?)
-        .ok_or_else(|| "the test runtime::describe printed no line `runtime: ..`".into())
+    setup::for_tests(sh, runtime)?;
+    let build = cargo::test(sh, runtime, &options.features).args([
+        "--no-run",
+        "--message-format",
+        "json-render-diagnostics",
+    ]);
+    let messages = progress::capture(&format!("build the tests for {}", runtime.name()), build)?;
+    let binaries = binaries(&messages)?;
+    let variables: Vec<_> = [("FLASH_RUNTIME", runtime.name())]
+        .into_iter()
+        .chain(VARIABLES)
+        .collect();
+    let run = harness::Options {
+        filter: options.filter.as_deref(),
+        args: &options.args,
+        variables: &variables,
+    };
+    let tally = harness::run(&format!("tests on {}", runtime.name()), &binaries, &run)?;
+    println!("{}", tally.summary());
+    let times = sh.current_dir().join("target/test-times.tsv");
+    sh.write_file(&times, tally.times())?;
+    println!("the times of all: {}", times.display());
+    if !tally.is_ok() {
+        return Err(format!("tests on {} failed", runtime.name()).into());
+    }
+    if options.filter.is_none() {
+        let examples = cargo::doctest(sh, runtime, &options.features);
+        progress::run("examples of the documentation", examples)?;
+    }
+    match (tally.printed(described), &options.filter) {
+        (Some(device), _) => Ok(device.to_owned()),
+        (None, Some(filter)) => Ok(format!("{}, tests `{filter}` only", runtime.name())),
+        (None, None) => Err("the test runtime::describe printed no line `runtime: ..`".into()),
+    }
 }
 
-/// What the test `runtime::describe` says after `runtime: `; the line may begin with the test
-/// runner's own words.
-fn described(output: &str) -> Option<String> {
-    let line = output.lines().find(|line| line.contains("runtime: "))?;
+/// The test binaries in cargo's messages.
+fn binaries(messages: &str) -> Result<Vec<Binary>> {
+    let built = cargo::executables(messages)?;
+    let tests = built.into_iter().filter(|built| built.is_test);
+    let binaries: Vec<_> = tests
+        .map(|built| Binary {
+            name: built.name,
+            path: built.path,
+            directory: built.directory,
+        })
+        .collect();
+    match binaries.is_empty() {
+        true => Err("cargo named no test binary".into()),
+        false => Ok(binaries),
+    }
+}
+
+/// What the test `runtime::describe` says after `runtime: `; the line may begin with other words.
+fn described(line: &str) -> Option<&str> {
     let (_, device) = line.split_once("runtime: ")?;
-    Some(device.trim().to_owned())
+    Some(device.trim())
 }
 
 fn list(ran: &[String]) -> String {
@@ -106,14 +151,13 @@ mod tests {
 
     #[test]
     fn the_description_is_found_after_the_runners_own_words() {
-        let output = "running 1 test\n\
-                      test runtime::describe ... runtime: wgpu (WGSL) on llvmpipe\nok\n";
-        assert_eq!(described(output).unwrap(), "wgpu (WGSL) on llvmpipe");
+        let line = "test runtime::describe ... runtime: wgpu (WGSL) on llvmpipe";
+        assert_eq!(described(line), Some("wgpu (WGSL) on llvmpipe"));
     }
 
     #[test]
     fn no_description_is_not_taken_for_one() {
-        assert_eq!(described("test runtime::describe ... ok\n"), None);
+        assert_eq!(described("test runtime::describe ... ok"), None);
     }
 
     #[test]

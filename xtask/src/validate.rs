@@ -4,19 +4,19 @@ use std::time::Instant;
 
 use xshell::{Shell, cmd};
 
-use crate::{Result, check, inspect, progress, readme, setup, tidy};
+use crate::{Result, check, inspect, newcomer, progress, tidy, user_crates};
 
 type Step = (&'static str, fn(&Shell) -> Result<()>);
 
-const STEPS: [Step; 8] = [
-    ("setup", |sh| setup::run(sh, &setup::Options::with_tools())),
+const STEPS: [Step; 7] = [
+    // First, while nothing has been set up that a newcomer would not have.
+    ("newcomer", newcomer::run),
     ("check", check::run),
     ("xtask", own_tests),
     ("tidy", tidy::run),
-    ("test", |sh| from_readme(sh, "cargo xtask test")),
-    ("demo", |sh| from_readme(sh, "cargo xtask demo")),
-    ("train", |sh| {
-        from_readme(sh, "cargo run -p flash-suite --example train")
+    ("ndarray", ndarray),
+    ("crates", |sh| {
+        user_crates::run(sh, &user_crates::Options::default())
     }),
     ("inspect", |sh| {
         inspect::run(sh, &inspect::Options::default())
@@ -55,11 +55,10 @@ fn own_tests(sh: &Shell) -> Result<()> {
     progress::run("tests of xtask", cmd!(sh, "cargo test -p xtask"))
 }
 
-/// Runs the command that README.md gives, so that what people are told to type is what is tested.
-fn from_readme(sh: &Shell, start: &str) -> Result<()> {
-    let words = readme::command(&sh.read_file("README.md")?, start)?;
-    let (program, args) = words.split_first().ok_or("an empty command")?;
-    progress::run(&words.join(" "), cmd!(sh, "{program} {args...}"))
+/// Burn's other processor backend, which is not built for everybody.
+fn ndarray(sh: &Shell) -> Result<()> {
+    let xtask = cmd!(sh, "cargo xtask test --features ndarray ndarray");
+    progress::run("tests of NdArray", xtask)
 }
 
 #[cfg(test)]

@@ -5,17 +5,22 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use clap::Args;
-use serde_json::Value;
 use xshell::{Shell, cmd};
 
-use crate::cargo::SUITE;
+use crate::cargo::{self, Executable, SUITE};
 use crate::progress::{self, Step};
+use crate::setup::system::{self, Packages};
 use crate::{Result, paths};
 
 /// Where the bundle is put, below the root of the repository; git ignores it.
 const DIR: &str = ".bundle";
 /// The most that one compressed file may have.
 const LIMIT: u64 = 60 * 1024 * 1024;
+const XZ: Packages = Packages {
+    apt: &["xz-utils"],
+    dnf: &["xz"],
+    pacman: &["xz"],
+};
 const RUN_SH: &str = include_str!("run.sh");
 
 /// What to pack.
@@ -26,20 +31,13 @@ pub struct Options {
     features: Vec<String>,
 }
 
-/// One executable to pack.
-#[derive(Debug, PartialEq)]
-struct Executable {
-    name: String,
-    path: PathBuf,
-}
-
 /// Builds, compresses and lists the bundle.
 ///
 /// # Errors
-/// When the build fails, `xz` is missing or a file comes out larger than 60 MB.
+/// When the build fails, `xz` is missing and cannot be installed, or a file comes out larger than 60 MB.
 pub fn run(sh: &Shell, options: &Options) -> Result<()> {
     if paths::program("xz").is_none() {
-        return Err("bundle: xz is missing (Debian package xz-utils)".into());
+        system::install(sh, &XZ, "xz, which compresses the bundle")?;
     }
     let features = options.features.join(",");
     // One selection of targets, so that dependencies are compiled once. The patterns leave out
@@ -50,7 +48,7 @@ pub fn run(sh: &Shell, options: &Options) -> Result<()> {
             --test * --bench * --examples --message-format json-render-diagnostics"
     );
     let messages = progress::capture("build the bundle", build)?;
-    let executables = executables(&messages)?;
+    let executables = packed(cargo::executables(&messages)?);
     if executables.is_empty() {
         return Err("bundle: cargo named no executable".into());
     }
@@ -62,10 +60,10 @@ pub fn run(sh: &Shell, options: &Options) -> Result<()> {
     report(&sizes)
 }
 
-fn pack(executables: &[Executable], dir: &Path) -> Result<Vec<(String, u64, u64)>> {
+fn pack(executables: &[(String, PathBuf)], dir: &Path) -> Result<Vec<(String, u64, u64)>> {
     let step = Step::start("compress");
     let mut sizes = Vec::new();
-    for Executable { name, path } in executables {
+    for (name, path) in executables {
         step.busy(name);
         let packed = dir.join(format!("{name}.xz"));
         compress(path, &packed)?;
@@ -92,25 +90,17 @@ fn compress(from: &Path, to: &Path) -> Result<()> {
     Err(format!("xz {}: {status}", from.display()).into())
 }
 
-/// The executables of tests, benches and examples in cargo's JSON messages, named by kind, as
-/// names are unique within a kind only.
-fn executables(messages: &str) -> Result<Vec<Executable>> {
-    let mut found = Vec::new();
-    for line in messages.lines() {
-        let message: Value = serde_json::from_str(line)
-            .map_err(|error| format!("not a message of cargo: {line}: {error}"))?;
-        let target = &message["target"];
-        let kind = target["kind"][0].as_str().unwrap_or_default();
-        let parts = (message["executable"].as_str(), target["name"].as_str());
-        if let (Some(path), Some(name), "test" | "bench" | "example") = (parts.0, parts.1, kind) {
-            found.push(Executable {
-                name: format!("{kind}-{name}"),
-                path: path.into(),
-            });
-        }
-    }
-    found.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(found)
+/// The executables of tests, benches and examples, named by kind, as names are unique within a kind
+/// only.
+fn packed(executables: Vec<Executable>) -> Vec<(String, PathBuf)> {
+    let kinds = ["test", "bench", "example"];
+    let mut packed: Vec<_> = executables
+        .into_iter()
+        .filter(|built| kinds.contains(&built.kind.as_str()))
+        .map(|built| (format!("{}-{}", built.kind, built.name), built.path))
+        .collect();
+    packed.sort();
+    packed
 }
 
 /// What the binaries can run on: with `vulkan` compiled in, wgpu is SPIR-V as well and no runtime
@@ -158,25 +148,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn executables_are_read_from_cargos_messages() {
-        let messages = concat!(
-            r#"{"reason":"compiler-artifact","target":{"kind":["lib"],"name":"half"},"executable":null}"#,
-            "\n",
-            r#"{"reason":"compiler-artifact","target":{"kind":["test"],"name":"attention"},"executable":"/t/a-1"}"#,
-            "\n",
-            r#"{"reason":"compiler-artifact","target":{"kind":["bin"],"name":"inspect"},"executable":"/t/i"}"#,
-            "\n",
-            r#"{"reason":"compiler-artifact","target":{"kind":["bench"],"name":"forward"},"executable":"/t/f-2"}"#,
-            "\n",
-            r#"{"reason":"build-finished","success":true}"#,
-        );
-        let expected = [("bench-forward", "/t/f-2"), ("test-attention", "/t/a-1")];
-        let expected = expected.map(|(name, path)| Executable {
-            name: name.to_owned(),
-            path: path.into(),
-        });
-        assert_eq!(executables(messages).unwrap(), expected);
-        assert!(executables("warning: no JSON").is_err());
+    fn what_is_packed_is_named_by_kind() {
+        let built = |kind: &str, name: &str| Executable {
+            kind: kind.into(),
+            name: name.into(),
+            path: format!("/t/{name}").into(),
+            directory: "/w".into(),
+            is_test: kind == "test",
+        };
+        let all = vec![
+            built("test", "attention"),
+            built("bin", "inspect"),
+            built("bench", "forward"),
+        ];
+        let expected = [
+            ("bench-forward".to_owned(), PathBuf::from("/t/forward")),
+            ("test-attention".to_owned(), PathBuf::from("/t/attention")),
+        ];
+        assert_eq!(packed(all), expected);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 mod cuda_tools;
 pub mod pip;
 mod spirv_tools;
-mod system;
+pub mod system;
 mod vulkan;
 
 use std::path::PathBuf;
@@ -23,20 +23,12 @@ pub struct Options {
     cuda_tools: bool,
 }
 
-impl Options {
-    /// Everything.
-    pub fn with_tools() -> Self {
-        Self { cuda_tools: true }
-    }
-}
-
 /// Checks and, where it may, installs what tests on WGPU need; the CUDA tools on request.
 ///
 /// # Errors
 /// When something is missing and cannot be installed from here: the message says how to.
 pub fn run(sh: &Shell, options: &Options) -> Result<()> {
-    for_runtime(sh, Runtime::Wgpu)?;
-    spirv_tools::ensure(sh)?;
+    for_tests(sh, Runtime::Wgpu)?;
     if options.cuda_tools {
         cuda_tools::ensure(sh)?;
     }
@@ -52,6 +44,50 @@ pub fn for_runtime(sh: &Shell, runtime: Runtime) -> Result<()> {
         Runtime::Wgpu => vulkan::ensure(sh, vulkan::Language::Wgsl),
         Runtime::Vulkan => vulkan::ensure(sh, vulkan::Language::Spirv),
         Runtime::Cuda => cuda_device(),
+    }
+}
+
+/// What the tests need on `runtime`: its driver, and the tools that some of them start.
+///
+/// # Errors
+/// As [`for_runtime`].
+pub fn for_tests(sh: &Shell, runtime: Runtime) -> Result<()> {
+    for_runtime(sh, runtime)?;
+    for tool in TEST_TOOLS {
+        tool.ensure(sh)?;
+    }
+    Ok(())
+}
+
+/// A program that setup brings.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Tool {
+    /// Checks SPIR-V.
+    SpirvVal,
+}
+
+/// What tests start.
+pub const TEST_TOOLS: [Tool; 1] = [Tool::SpirvVal];
+
+impl Tool {
+    /// Its name on a command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::SpirvVal => "spirv-val",
+        }
+    }
+
+    /// Where it is, below the project's cache directory, once setup has brought it.
+    pub fn place(self) -> &'static str {
+        match self {
+            Self::SpirvVal => spirv_tools::PLACE,
+        }
+    }
+
+    fn ensure(self, sh: &Shell) -> Result<()> {
+        match self {
+            Self::SpirvVal => spirv_tools::ensure(sh),
+        }
     }
 }
 
