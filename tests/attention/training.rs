@@ -16,6 +16,11 @@ fn every_kind_of_head_dim(
     #[values(1, 8, 40, 59, 96, 111, 128, 160, 256)] head_dim: usize,
     #[values(F32, F16, Bf16)] dtype: Dtype,
 ) {
+    if runtime::is_software() && dtype == F16 && head_dim > 64 && head_dim != 111 {
+        return runtime::skip(
+            "more columns of a kernel that f32 has at this size and f16 at others",
+        );
+    }
     let dims = dims(1, 2, 70, 90, head_dim).kv_heads(1);
     check(&Problem::random(dtype, dims).causal());
 }
@@ -36,7 +41,9 @@ fn val_dim_other_than_head_dim(
 /// No atomics: the order of every sum is fixed.
 #[rstest]
 fn fifty_runs_are_bit_equal(#[values(F32, F16)] dtype: Dtype) {
-    let problem = Problem::random(dtype, dims(2, 4, 130, 150, 32).kv_heads(2)).causal();
+    let (heads, seqlen_q, seqlen_k) = runtime::on_card((4, 130, 150), (2, 70, 90));
+    let dims = dims(2, heads, seqlen_q, seqlen_k, 32).kv_heads(heads / 2);
+    let problem = Problem::random(dtype, dims).causal();
     if problem.is_refused() {
         return;
     }

@@ -111,18 +111,22 @@ fn cuda(readme: &str, workspace: &str, root: &Path) -> Result<UserCrate> {
 fn manifest(name: &str, dependencies: &str, patch: &str, workspace: &str, root: &Path) -> String {
     let clone = root.display().to_string();
     let filled = |text: &str| text.replace("../burn-flash-attention", &clone);
-    // What the workspace has compiled with this profile need not be compiled again.
-    let profile = workspace
-        .split_once("[profile.dev]")
-        .map_or("", |(_, rest)| {
-            rest.split_once("# The specification")
-                .map_or("", |(profile, _)| profile)
-        });
+    let profile = profile(workspace);
     let (dependencies, patch) = (filled(dependencies), filled(patch));
     format!(
         "[package]\nname = \"user-of-{name}\"\nversion = \"0.0.0\"\nedition = \"2024\"\n\n\
-         [dependencies]\n{dependencies}\n{patch}\n[profile.dev]{profile}"
+         [dependencies]\n{dependencies}\n{patch}\n{profile}"
     )
+}
+
+/// The workspace's profile `dev`: what is compiled with it there need not be compiled again.
+fn profile(workspace: &str) -> String {
+    workspace
+        .split("\n[")
+        .filter(|table| table.starts_with("profile.dev"))
+        .filter(|table| !table.contains("flash-reference"))
+        .map(|table| format!("[{table}\n"))
+        .collect()
 }
 
 fn main(body: &str) -> String {
